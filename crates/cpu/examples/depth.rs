@@ -71,14 +71,14 @@ impl Shape {
     }
 }
 
-fn input(past: usize, rows: usize, pages: usize) -> StepInput {
-    let positions = past..past + rows;
+fn input(cached_tokens: usize, rows: usize, pages: usize) -> StepInput {
+    let positions = cached_tokens..cached_tokens + rows;
     StepInput {
         tokens: positions.clone().map(|p| (p * 37 % VOCABULARY) as u32).collect(),
         positions: positions.map(|p| p as u32).collect(),
         segments: vec![Segment {
             rows,
-            past,
+            cached_tokens,
             pages: (0..pages as u32).collect(),
             ..Segment::default()
         }],
@@ -124,12 +124,12 @@ fn main() {
         let layer = CacheLayer { kv_heads, key_dim, value_dim, values_in_keys: false, mask };
         let (layers, key_type, value_type) = (vec![layer; LAYERS], ty, ty);
         let spec =
-            CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages, recent_pages: 0 };
+            CacheSpec { layers, key_type, value_type, page_tokens: PAGE, pages, window_pages: 0 };
         backend.create_cache(spec).expect("a cache");
         let plan = |mask, tokens| Plan::new(shape.graph(mask), Capacity { tokens, outputs: 1 });
         let fill = backend.compile(plan(Mask::Window(1), FILL)).expect("a program");
-        for past in (0..most - FILL).step_by(FILL) {
-            backend.run(fill, &input(past, FILL, pages));
+        for cached_tokens in (0..most - FILL).step_by(FILL) {
+            backend.run(fill, &input(cached_tokens, FILL, pages));
         }
         for &rows in &rows {
             let program = backend.compile(plan(Mask::Causal, rows)).expect("a program");
@@ -140,7 +140,7 @@ fn main() {
                     backend.measure(true);
                     backend.run(program, &input);
                     let of = |op: &str| {
-                        backend.measured().into_iter().find(|t| t.op == op).expect("measured")
+                        backend.op_times().into_iter().find(|t| t.op == op).expect("measured")
                     };
                     times.push((of("attention").seconds, of("attention")));
                 }

@@ -13,8 +13,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use puna_cpu::kernels::{
-    ActKind, Acts, AttendRun, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows, RUN, RunningSoftmax,
-    Scratch, WeightRows, best, level,
+    ActKind, Acts, AttendTile, KV_TILE, KvLayout, KvRows, KvType, Level, OutMut, Q8Rows,
+    RunningSoftmax, Scratch, WeightRows, best, level,
 };
 use puna_quant::TensorType;
 
@@ -27,7 +27,7 @@ fn main() {
     let level = args.next().map_or(best(), |name| level(&name).unwrap_or_else(|e| panic!("{e}")));
     let what = args.next().unwrap_or_default();
     println!("level {}, one thread, rows of {K} values", level.name);
-    let limits = puna_cpu::probe::limits(1, level.name).expect("a level of this machine");
+    let limits = puna_cpu::probe::machine_peaks(1, level.name).expect("a level of this machine");
     println!("reading memory: {:.1} GB/s", limits.read_gbs);
     #[cfg(target_arch = "x86_64")]
     x86::print_peaks();
@@ -175,22 +175,22 @@ fn attention(level: &Level) {
         for g in [1, 4, 8, 16, 32, 64] {
             print!("{:6} {g:>5}", ty.name());
             for dim in [64, 128] {
-                let page = RUN * ty.row_bytes(dim);
+                let page = KV_TILE * ty.row_bytes(dim);
                 let pages = (16 << 20) / page;
                 let data = random_weights(TensorType::F16, 2 * pages * page);
                 let q = vec![0.5 / (dim as f32).sqrt(); g * dim];
-                let visible = vec![(0, RUN); g];
+                let visible = vec![(0, KV_TILE); g];
                 let mut sums = vec![0.0; g * (dim + 2)];
                 let mut scratch = Scratch::default();
                 let run = |i: usize| {
                     let rows = |layout, at: usize| KvRows {
                         ty,
                         layout,
-                        rows: RUN,
+                        rows: KV_TILE,
                         stride: if layout == KvLayout::Rows {
                             ty.row_bytes(dim)
                         } else {
-                            ty.row_bytes(ty.block_values()) * RUN
+                            ty.row_bytes(ty.block_values()) * KV_TILE
                         },
                         dim,
                         data: &data[at * page..][..page],
@@ -203,22 +203,22 @@ fn attention(level: &Level) {
                         let (keys, values) = (rows(layout, at), rows(KvLayout::Rows, pages + at));
                         let after = (at + 1) % pages;
                         let next = rows(layout, after).data;
-                        let run = AttendRun {
+                        let tile = AttendTile {
                             q: &q,
                             keys,
                             values,
                             visible: &visible,
                             alibi: &[],
-                            shifts: &[],
+                            position_bias: &[],
                             next,
                             softcap: None,
                         };
-                        (level.vector.attend)(&run, &mut state, &mut scratch);
+                        (level.vector.attend)(&tile, &mut state, &mut scratch);
                     }
                 };
                 let runs = rate(8.0, run);
                 let (gbs, macs) =
-                    (2.0 * runs * page as f64 / 1e9, 2.0 * runs * (RUN * dim * g) as f64 / 1e9);
+                    (2.0 * runs * page as f64 / 1e9, 2.0 * runs * (KV_TILE * dim * g) as f64 / 1e9);
                 print!(" {gbs:>12.1} {macs:>12.1}");
             }
             println!();

@@ -4,15 +4,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use puna_graph::{
-    ArenaRange, Backend, BackendError, CacheSpec, Description, Observed, OpTime, Plan, ProgramId,
-    Rope, Rows, StateSpec, StepInput, Weight,
+    ActivationStats, ArenaRange, Backend, BackendError, CacheSpec, Description, OpTime, Plan,
+    ProgramId, Rope, Rows, StateSpec, StepInput, Weight,
 };
 use puna_kernels::{KernelError, Level, STREAM_ROWS};
 
 use crate::cache::Cache;
 use crate::compile::{Constants, Program, compile};
 use crate::cpu_limits_watcher::{CpuLimitsWatcher, ThreadCount};
-use crate::memory::{Arena, Shared};
+use crate::memory::{Arena, SharedBuffer};
 use crate::ops::attention::split_scratch_len;
 use crate::ops::observe::Observations;
 use crate::pool::Pool;
@@ -55,7 +55,7 @@ pub struct CpuBackend {
     arena: Arena,
     q8: Vec<Q8Buffer>,
     tiles: Vec<TileBuffer>,
-    split_scratch: Shared<f32>,
+    split_scratch: SharedBuffer<f32>,
     /// Range of the last result, and its number of rows.
     result: (Option<ArenaRange>, usize),
     gathered: Vec<f32>,
@@ -154,7 +154,7 @@ impl CpuBackend {
             arena: Arena::new(0),
             q8: Vec::new(),
             tiles: Vec::new(),
-            split_scratch: Shared::new(0),
+            split_scratch: SharedBuffer::new(0),
             result: (None, 0),
             gathered: Vec::new(),
             extra_outputs: Vec::new(),
@@ -257,10 +257,10 @@ impl Backend for CpuBackend {
         )?;
         let scratch = split_scratch_len(&plan);
         if self.split_scratch.len() < scratch {
-            self.split_scratch = Shared::named(scratch, "partial attention results")?;
+            self.split_scratch = SharedBuffer::zeroed(scratch, "partial attention results")?;
         }
         if self.arena.len() < program.arena {
-            self.arena = Arena::named(program.arena, "the activations of a step")?;
+            self.arena = Arena::zeroed(program.arena, "the activations of a step")?;
         }
         for (i, &wanted) in program.q8.iter().enumerate() {
             match self.q8.get_mut(i) {
@@ -300,9 +300,9 @@ impl Backend for CpuBackend {
             states: self.states.as_ref(),
         };
         program.instructions.iter_mut().for_each(|i| i.prepare(&step));
-        let rows = |place: &ArenaRange| step.rows(place.rows);
+        let rows = |range: &ArenaRange| step.rows(range.rows);
         let extra_outputs: Vec<_> =
-            program.extra_outputs.iter().map(|place| (*place, rows(place))).collect();
+            program.extra_outputs.iter().map(|range| (*range, rows(range))).collect();
         self.result = (Some(program.result), rows(&program.result));
         let mut times = Vec::new();
         if self.measuring {
@@ -335,8 +335,8 @@ impl Backend for CpuBackend {
         self.programs = programs;
         self.gather_result();
         self.extra_outputs.resize_with(extra_outputs.len(), Vec::new);
-        for (into, (place, rows)) in self.extra_outputs.iter_mut().zip(extra_outputs) {
-            gather(self.arena.get_mut(), place, rows, into);
+        for (into, (range, rows)) in self.extra_outputs.iter_mut().zip(extra_outputs) {
+            gather(self.arena.get_mut(), range, rows, into);
         }
         self.apply_backoff(start);
     }
@@ -355,9 +355,9 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn copy_recent_page(&mut self, from: u32, to: u32) {
+    fn copy_window_page(&mut self, from: u32, to: u32) {
         if let Some(cache) = &mut self.cache {
-            cache.copy_recent_page(from, to);
+            cache.copy_window_page(from, to);
         }
     }
 
@@ -387,14 +387,14 @@ impl Backend for CpuBackend {
         self.measured.clear();
     }
 
-    fn measured(&self) -> Vec<OpTime> {
+    fn op_times(&self) -> Vec<OpTime> {
         self.measured.clone()
     }
 
-    fn observed(&self) -> Vec<Observed> {
+    fn activation_stats(&self) -> Vec<ActivationStats> {
         let all =
             self.observations.as_ref().map(|observations| observations.all()).unwrap_or_default();
-        let one = |(weight, sums): (usize, crate::ops::observe::Sums)| Observed {
+        let one = |(weight, sums): (usize, crate::ops::observe::Sums)| ActivationStats {
             name: self.weights[weight].name.clone(),
             squares: sums.squares.iter().map(|&sum| sum as f32).collect(),
             counts: sums.counts,
@@ -411,16 +411,16 @@ fn thread_scratch(threads: usize) -> Vec<Mutex<ThreadScratch>> {
 
 impl CpuBackend {
     fn gather_result(&mut self) {
-        let (Some(place), rows) = self.result else { return };
-        gather(self.arena.get_mut(), place, rows, &mut self.gathered);
+        let (Some(range), rows) = self.result else { return };
+        gather(self.arena.get_mut(), range, rows, &mut self.gathered);
     }
 }
 
 /// The rows of a value.
-fn gather(arena: &[f32], place: ArenaRange, rows: usize, into: &mut Vec<f32>) {
+fn gather(arena: &[f32], range: ArenaRange, rows: usize, into: &mut Vec<f32>) {
     into.clear();
     for row in 0..rows {
-        into.extend_from_slice(&arena[place.start + row * place.stride..][..place.cols]);
+        into.extend_from_slice(&arena[range.start + row * range.stride..][..range.cols]);
     }
 }
 
@@ -450,11 +450,12 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Op
         next += segment.rows;
         let Some(cache) = cache.filter(|_| program.stores) else { continue };
         let (each, [window, full]) = (cache.page_tokens(), cache.page_kinds());
-        let pages = segment.past / each..(segment.past + segment.rows).div_ceil(each);
+        let pages =
+            segment.cached_tokens / each..(segment.cached_tokens + segment.rows).div_ceil(each);
         if full && !segment.pages.is_empty() {
             written[0].extend(pages.clone().map(|number| segment.page(false, number)));
         }
-        if window && !segment.recent.pages.is_empty() {
+        if window && !segment.window_pages.pages.is_empty() {
             written[1].extend(pages.map(|number| segment.page(true, number)));
         }
     }

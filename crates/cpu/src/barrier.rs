@@ -13,16 +13,16 @@ use crate::sync::{
 /// nothing.
 const YIELDS: u32 = if cfg!(loom) { 0 } else { 100 };
 
-/// A counter that threads wait on.
-pub struct Gate {
+/// Event count: a counter of events that threads wait on.
+pub struct EventCount {
     value: AtomicU32,
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
 }
 
-impl Gate {
-    /// Makes a gate with value 0.
+impl EventCount {
+    /// Makes an event count with value 0.
     pub fn new() -> Self {
         Self {
             value: AtomicU32::new(0),
@@ -80,13 +80,13 @@ impl Gate {
 /// A barrier that can be used repeatedly.
 pub struct Barrier {
     arrived: AtomicUsize,
-    gate: Gate,
+    rounds: EventCount,
 }
 
 impl Barrier {
     /// Makes a barrier that no thread has reached.
     pub fn new() -> Self {
-        Self { arrived: AtomicUsize::new(0), gate: Gate::new() }
+        Self { arrived: AtomicUsize::new(0), rounds: EventCount::new() }
     }
 
     /// Waits for the other threads. Returns the time since the first yield.
@@ -94,13 +94,13 @@ impl Barrier {
         if threads == 1 {
             return Duration::ZERO;
         }
-        let round = self.gate.value.load(Ordering::Acquire);
+        let round = self.rounds.value.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == threads {
             self.arrived.store(0, Ordering::Relaxed);
-            self.gate.advance();
+            self.rounds.advance();
             Duration::ZERO
         } else {
-            self.gate.wait_past(round, spins).1
+            self.rounds.wait_past(round, spins).1
         }
     }
 }
@@ -115,10 +115,10 @@ mod loom_tests {
     fn loom_a_waiting_thread_is_woken() {
         for spins in [0, 1] {
             loom::model(move || {
-                let gate = Arc::new(Gate::new());
-                let other = Arc::clone(&gate);
+                let count = Arc::new(EventCount::new());
+                let other = Arc::clone(&count);
                 let waiting = loom::thread::spawn(move || other.wait_past(0, spins).0);
-                gate.advance();
+                count.advance();
                 assert_eq!(waiting.join().unwrap(), 1);
             });
         }

@@ -10,29 +10,29 @@
 //! values (latent attention) are stored in rows.
 
 use puna_graph::{BackendError, CacheSpec, KvType, Mask, Segment};
-use puna_kernels::{KvLayout, KvRows, Level, RUN};
+use puna_kernels::{KV_TILE, KvLayout, KvRows, Level};
 
-use crate::memory::Shared;
+use crate::memory::SharedBuffer;
 
 /// Keys and values of all layers.
 pub struct Cache {
     spec: CacheSpec,
-    layers: Vec<[Half; 2]>,
+    layers: Vec<[CachedTensor; 2]>,
     /// Pages of layers that keep all positions, and window pages.
-    pools: [Pool; 2],
+    arenas: [PageArena; 2],
 }
 
 /// Pages, one after the other, so that the cache touches huge pages of the system one by one while
 /// it fills.
-struct Pool {
-    bytes: Shared<u8>,
+struct PageArena {
+    bytes: SharedBuffer<u8>,
     page_bytes: usize,
 }
 
-impl Pool {
+impl PageArena {
     fn new(pages: usize, page_bytes: usize) -> Result<Self, BackendError> {
         Ok(Self {
-            bytes: Shared::named(pages.saturating_mul(page_bytes), "the KV cache")?,
+            bytes: SharedBuffer::zeroed(pages.saturating_mul(page_bytes), "the KV cache")?,
             page_bytes,
         })
     }
@@ -44,9 +44,9 @@ impl Pool {
 }
 
 /// Keys or values of one layer.
-struct Half {
-    /// Index of its pool.
-    pool: usize,
+struct CachedTensor {
+    /// Index of its arena.
+    arena: usize,
     ty: KvType,
     layout: KvLayout,
     heads: usize,
@@ -62,7 +62,7 @@ struct Half {
 
 /// Keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvHalf {
+pub enum KeyOrValue {
     /// Keys.
     Key = 0,
     /// Values.
@@ -90,14 +90,14 @@ impl Cache {
             check(if l.values_in_keys { spec.key_type } else { spec.value_type }, l.value_dim)?;
             let row_bytes = spec.row_bytes(l);
             let rows = l.page_rows(spec.page_tokens);
-            // Columns consist of whole runs. Keys that contain values are read in rows.
-            let columns = rows.is_multiple_of(RUN) && !l.values_in_keys;
+            // Columns consist of whole KV tiles. Keys that contain values are read in rows.
+            let columns = rows.is_multiple_of(KV_TILE) && !l.values_in_keys;
             let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
             let (keys, head_bytes) = (rows * row_bytes[0], rows * row_bytes.iter().sum::<usize>());
-            let pool = usize::from(l.is_recent());
-            let offset = offsets[pool];
-            let half = |ty, layout, dim, row_bytes, offset| Half {
-                pool,
+            let arena = usize::from(l.has_window());
+            let offset = offsets[arena];
+            let tensor = |ty, layout, dim, row_bytes, offset| CachedTensor {
+                arena,
                 ty,
                 layout,
                 heads: l.kv_heads,
@@ -108,23 +108,27 @@ impl Cache {
                 head_bytes,
             };
             layers.push([
-                half(spec.key_type, key_layout, l.key_dim, row_bytes[0], offset),
-                half(spec.value_type, KvLayout::Rows, l.value_dim, row_bytes[1], offset + keys),
+                tensor(spec.key_type, key_layout, l.key_dim, row_bytes[0], offset),
+                tensor(spec.value_type, KvLayout::Rows, l.value_dim, row_bytes[1], offset + keys),
             ]);
-            offsets[pool] += l.kv_heads * head_bytes;
+            offsets[arena] += l.kv_heads * head_bytes;
         }
-        let pools = [Pool::new(spec.pages, offsets[0])?, Pool::new(spec.recent_pages, offsets[1])?];
-        Ok(Self { layers, pools, spec })
+        let arenas = [
+            PageArena::new(spec.pages, offsets[0])?,
+            PageArena::new(spec.window_pages, offsets[1])?,
+        ];
+        Ok(Self { layers, arenas, spec })
     }
 
     /// Whether a layer has window pages.
-    pub fn is_recent(&self, layer: usize) -> bool {
-        self.spec.layers[layer].is_recent()
+    pub fn has_window(&self, layer: usize) -> bool {
+        self.spec.layers[layer].has_window()
     }
 
     /// Whether some layers have window pages, and whether some keep all positions.
     pub fn page_kinds(&self) -> [bool; 2] {
-        [true, false].map(|recent| self.spec.layers.iter().any(|layer| layer.is_recent() == recent))
+        [true, false]
+            .map(|window| self.spec.layers.iter().any(|layer| layer.has_window() == window))
     }
 
     /// # Panics
@@ -140,17 +144,17 @@ impl Cache {
     }
 
     /// Page number and row of the cache row that a layer writes at `position`; see
-    /// [`puna_graph::CacheLayer::place`].
-    pub fn place(&self, layer: usize, position: usize) -> Option<(usize, usize)> {
-        self.spec.layers[layer].place(position, self.spec.page_tokens)
+    /// [`puna_graph::CacheLayer::cache_slot`].
+    pub fn cache_slot(&self, layer: usize, position: usize) -> Option<(usize, usize)> {
+        self.spec.layers[layer].cache_slot(position, self.spec.page_tokens)
     }
 
     /// Page and row in the page of a sequence's cache row.
-    pub fn place_of(&self, layer: usize, s: &Segment, row: usize) -> (u32, usize) {
+    pub fn cache_slot_of(&self, layer: usize, s: &Segment, row: usize) -> (u32, usize) {
         let last = (row + 1) * self.spec.layers[layer].mask.pooled() - 1;
         let (number, at) =
-            self.place(layer, last).expect("a pooled row is written at its last position");
-        (s.page(self.is_recent(layer), number), at)
+            self.cache_slot(layer, last).expect("a pooled row is written at its last position");
+        (s.page(self.has_window(layer), number), at)
     }
 
     /// Bytes of one key and one value of a head of a layer.
@@ -159,96 +163,101 @@ impl Cache {
     }
 
     /// Storage type of keys or values.
-    pub fn ty(&self, kind: KvHalf) -> KvType {
+    pub fn ty(&self, kind: KeyOrValue) -> KvType {
         match kind {
-            KvHalf::Key => self.spec.key_type,
-            KvHalf::Value => self.spec.value_type,
+            KeyOrValue::Key => self.spec.key_type,
+            KeyOrValue::Value => self.spec.value_type,
         }
     }
 
-    /// Positions `first .. first + rows` of a head in a page: at most one run; `first` is a
-    /// multiple of [`RUN`] for columns.
+    /// Positions `first .. first + rows` of a head in a page: at most one KV tile; `first` is a
+    /// multiple of [`KV_TILE`] for columns.
     ///
     /// # Safety
     /// No thread writes them while the slice lives.
     pub unsafe fn rows(
         &self,
         layer: usize,
-        kind: KvHalf,
+        kind: KeyOrValue,
         page: u32,
         head: usize,
         first: usize,
         rows: usize,
     ) -> KvRows<'_> {
-        let half = &self.layers[layer][kind as usize];
-        assert!(head < half.heads && first + rows <= half.rows);
-        let start = self.head_start(half, page, head);
-        let (start, stride, bytes) = match half.layout {
+        let tensor = &self.layers[layer][kind as usize];
+        assert!(head < tensor.heads && first + rows <= tensor.rows);
+        let start = self.head_start(tensor, page, head);
+        let (start, stride, bytes) = match tensor.layout {
             KvLayout::Rows => {
-                (start + first * half.row_bytes, half.row_bytes, rows * half.row_bytes)
+                (start + first * tensor.row_bytes, tensor.row_bytes, rows * tensor.row_bytes)
             }
-            KvLayout::Columns if half.ty.block_values() > 1 => {
-                // One run after the other.
-                let run = RUN * half.row_bytes;
-                (start + first / RUN * run, RUN * half.ty.row_bytes(half.ty.block_values()), run)
+            KvLayout::Columns if tensor.ty.block_values() > 1 => {
+                // One KV tile after the other.
+                let tile = KV_TILE * tensor.row_bytes;
+                (
+                    start + first / KV_TILE * tile,
+                    KV_TILE * tensor.ty.row_bytes(tensor.ty.block_values()),
+                    tile,
+                )
             }
             KvLayout::Columns => {
-                let stride = half.ty.row_bytes(half.rows);
+                let stride = tensor.ty.row_bytes(tensor.rows);
                 (
-                    start + half.ty.row_bytes(first),
+                    start + tensor.ty.row_bytes(first),
                     stride,
-                    (half.dim - 1) * stride + half.ty.row_bytes(RUN),
+                    (tensor.dim - 1) * stride + tensor.ty.row_bytes(KV_TILE),
                 )
             }
         };
         // SAFETY: the caller keeps the same contract.
-        let data = unsafe { self.pools[half.pool].bytes.slice(start, bytes) };
-        KvRows { ty: half.ty, layout: half.layout, rows, stride, dim: half.dim, data }
+        let data = unsafe { self.arenas[tensor.arena].bytes.slice(start, bytes) };
+        KvRows { ty: tensor.ty, layout: tensor.layout, rows, stride, dim: tensor.dim, data }
     }
 
-    /// Positions of a head, at most one run, each given by page and row. If they are consecutive in
-    /// one page, the result borrows the cache; otherwise they are copied to `into` in the same
-    /// layout.
+    /// Positions of a head, at most one KV tile, each given by page and row. If they are
+    /// consecutive in one page, the result borrows the cache; otherwise they are copied to `into`
+    /// in the same layout.
     ///
     /// # Safety
     /// No thread writes them while the slice lives.
     pub unsafe fn gathered<'a>(
         &'a self,
         layer: usize,
-        kind: KvHalf,
+        kind: KeyOrValue,
         head: usize,
-        places: &[(u32, usize)],
+        slots: &[(u32, usize)],
         into: &'a mut Vec<u8>,
     ) -> KvRows<'a> {
-        let half = &self.layers[layer][kind as usize];
-        let (page, first) = places[0];
-        let follow = places.iter().enumerate().all(|(i, place)| *place == (page, first + i));
-        // A read of columns starts at the first position of a run.
-        if follow && (half.layout == KvLayout::Rows || first.is_multiple_of(RUN)) {
+        let tensor = &self.layers[layer][kind as usize];
+        let (page, first) = slots[0];
+        let follow = slots.iter().enumerate().all(|(i, slot)| *slot == (page, first + i));
+        // A read of columns starts at the first position of a KV tile.
+        if follow && (tensor.layout == KvLayout::Rows || first.is_multiple_of(KV_TILE)) {
             // SAFETY: the caller keeps the same contract.
-            return unsafe { self.rows(layer, kind, page, head, first, places.len()) };
+            return unsafe { self.rows(layer, kind, page, head, first, slots.len()) };
         }
-        let (block, count) = match half.layout {
-            KvLayout::Rows => (half.dim, 1),
-            KvLayout::Columns => (half.ty.block_values(), half.dim / half.ty.block_values()),
+        let (block, count) = match tensor.layout {
+            KvLayout::Rows => (tensor.dim, 1),
+            KvLayout::Columns => (tensor.ty.block_values(), tensor.dim / tensor.ty.block_values()),
         };
-        let positions = if half.layout == KvLayout::Rows { places.len() } else { RUN };
-        let bytes = half.ty.row_bytes(block);
-        let stride = if half.layout == KvLayout::Rows { bytes } else { bytes * RUN };
+        let positions = if tensor.layout == KvLayout::Rows { slots.len() } else { KV_TILE };
+        let bytes = tensor.ty.row_bytes(block);
+        let stride = if tensor.layout == KvLayout::Rows { bytes } else { bytes * KV_TILE };
         into.resize(count * bytes * positions, 0);
-        for (i, &(page, token)) in places.iter().enumerate() {
-            let from = if half.layout == KvLayout::Rows { token } else { token / RUN * RUN };
+        for (i, &(page, token)) in slots.iter().enumerate() {
+            let from =
+                if tensor.layout == KvLayout::Rows { token } else { token / KV_TILE * KV_TILE };
             let rows = token - from + 1;
             // SAFETY: the caller keeps the same contract.
             let source = unsafe { self.rows(layer, kind, page, head, from, rows) };
             copy_position(&source, token - from, into, (stride, i));
         }
         KvRows {
-            ty: half.ty,
-            layout: half.layout,
-            rows: places.len(),
+            ty: tensor.ty,
+            layout: tensor.layout,
+            rows: slots.len(),
             stride,
-            dim: half.dim,
+            dim: tensor.dim,
             data: into,
         }
     }
@@ -257,46 +266,47 @@ impl Cache {
     ///
     /// # Safety
     /// No other thread reads or writes it at the same time.
-    #[allow(clippy::too_many_arguments)] // the place of a row has five coordinates
+    #[allow(clippy::too_many_arguments)] // the address of a row has five coordinates
     pub unsafe fn store(
         &self,
         level: &Level,
         layer: usize,
-        kind: KvHalf,
+        kind: KeyOrValue,
         page: u32,
         head: usize,
         token: usize,
         values: &[f32],
     ) {
-        let half = &self.layers[layer][kind as usize];
-        assert!(head < half.heads && token < half.rows && values.len() == half.dim);
-        let start = self.head_start(half, page, head);
-        let bytes = &self.pools[half.pool].bytes;
-        match half.layout {
+        let tensor = &self.layers[layer][kind as usize];
+        assert!(head < tensor.heads && token < tensor.rows && values.len() == tensor.dim);
+        let start = self.head_start(tensor, page, head);
+        let bytes = &self.arenas[tensor.arena].bytes;
+        match tensor.layout {
             KvLayout::Rows => {
                 // SAFETY: the caller keeps the same contract.
                 let row =
-                    unsafe { bytes.slice_mut(start + token * half.row_bytes, half.row_bytes) };
-                (level.vector.store_kv)(half.ty, values, row);
+                    unsafe { bytes.slice_mut(start + token * tensor.row_bytes, tensor.row_bytes) };
+                (level.vector.store_kv)(tensor.ty, values, row);
             }
             KvLayout::Columns => {
-                let block = half.ty.block_values();
-                let block_bytes = half.ty.row_bytes(block);
-                let mut row = [0u8; 4 * RUN];
-                for (i, values) in values.chunks(RUN).enumerate() {
-                    let row = &mut row[..half.ty.row_bytes(values.len())];
-                    (level.vector.store_kv)(half.ty, values, row);
+                let block = tensor.ty.block_values();
+                let block_bytes = tensor.ty.row_bytes(block);
+                let mut row = [0u8; 4 * KV_TILE];
+                for (i, values) in values.chunks(KV_TILE).enumerate() {
+                    let row = &mut row[..tensor.ty.row_bytes(values.len())];
+                    (level.vector.store_kv)(tensor.ty, values, row);
                     for (d, value) in row.chunks_exact(block_bytes).enumerate() {
-                        let d = i * RUN / block + d;
+                        let d = i * KV_TILE / block + d;
                         if block > 1 {
-                            let at =
-                                start + token / RUN * RUN * half.row_bytes + d * RUN * block_bytes;
+                            let at = start
+                                + token / KV_TILE * KV_TILE * tensor.row_bytes
+                                + d * KV_TILE * block_bytes;
                             // SAFETY: the caller keeps the same contract; other positions of the
                             // block are not touched.
-                            unsafe { store_block(bytes, at, token % RUN, value) };
+                            unsafe { store_block(bytes, at, token % KV_TILE, value) };
                             continue;
                         }
-                        let at = start + d * half.ty.row_bytes(half.rows) + token * block_bytes;
+                        let at = start + d * tensor.ty.row_bytes(tensor.rows) + token * block_bytes;
                         // SAFETY: the caller keeps the same contract; other positions of the column
                         // are not touched.
                         unsafe { bytes.slice_mut(at, block_bytes) }.copy_from_slice(value);
@@ -307,22 +317,25 @@ impl Cache {
     }
 
     /// Offset in bytes of the positions of a head in a page.
-    fn head_start(&self, half: &Half, page: u32, head: usize) -> usize {
-        page as usize * self.pools[half.pool].page_bytes + half.offset + head * half.head_bytes
+    fn head_start(&self, tensor: &CachedTensor, page: u32, head: usize) -> usize {
+        page as usize * self.arenas[tensor.arena].page_bytes
+            + tensor.offset
+            + head * tensor.head_bytes
     }
 
     /// Copies page `from` to page `to`.
     pub fn copy_page(&mut self, from: u32, to: u32) {
-        self.pools[0].copy(from, to);
+        self.arenas[0].copy(from, to);
     }
 
     /// Copies window page `from` to window page `to`.
-    pub fn copy_recent_page(&mut self, from: u32, to: u32) {
-        self.pools[1].copy(from, to);
+    pub fn copy_window_page(&mut self, from: u32, to: u32) {
+        self.arenas[1].copy(from, to);
     }
 }
 
-/// Copies position `i` of a run to position `to` of a run with the same layout and another stride.
+/// Copies position `i` of a KV tile to position `to` of a KV tile with the same layout and another
+/// stride.
 fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (usize, usize)) {
     let block = from.ty.block_values();
     let bytes = from.ty.row_bytes(block);
@@ -339,7 +352,7 @@ fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (us
                 let (first, last) = if block > 1 { (2, bytes - 2) } else { (bytes, 0) };
                 into[first * to..][..first].copy_from_slice(&from[first * i..][..first]);
                 for j in 0..last {
-                    into[(2 + j) * RUN + to] = from[(2 + j) * RUN + i];
+                    into[(2 + j) * KV_TILE + to] = from[(2 + j) * KV_TILE + i];
                 }
             }
         }
@@ -350,13 +363,13 @@ fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (us
 ///
 /// # Safety
 /// No other thread reads or writes it at the same time.
-unsafe fn store_block(bytes: &Shared<u8>, at: usize, position: usize, block: &[u8]) {
+unsafe fn store_block(bytes: &SharedBuffer<u8>, at: usize, position: usize, block: &[u8]) {
     let (scale, codes) = block.split_at(2);
     // SAFETY: the caller keeps the same contract.
     unsafe { bytes.slice_mut(at + 2 * position, 2) }.copy_from_slice(scale);
     for (j, &code) in codes.iter().enumerate() {
         // SAFETY: the caller keeps the same contract.
-        unsafe { bytes.slice_mut(at + (2 + j) * RUN + position, 1) }.fill(code);
+        unsafe { bytes.slice_mut(at + (2 + j) * KV_TILE + position, 1) }.fill(code);
     }
 }
 
@@ -368,7 +381,7 @@ mod tests {
     use puna_kernels::{level, load_position};
 
     /// Tokens per page.
-    const PAGE: usize = 2 * RUN;
+    const PAGE: usize = 2 * KV_TILE;
     const HEADS: usize = 2;
 
     fn layer(
@@ -381,7 +394,14 @@ mod tests {
         CacheLayer { kv_heads, key_dim, value_dim, values_in_keys: within, mask }
     }
 
-    fn value(layer: usize, kind: KvHalf, page: u32, head: usize, token: usize, d: usize) -> f32 {
+    fn value(
+        layer: usize,
+        kind: KeyOrValue,
+        page: u32,
+        head: usize,
+        token: usize,
+        d: usize,
+    ) -> f32 {
         let place = ((layer * 2 + kind as usize) * 3 + page as usize) * HEADS + head;
         ((place * 7919 + token * 104_729 + d * 1_299_709) % 2003) as f32 / 1000.0 - 1.0
     }
@@ -406,13 +426,14 @@ mod tests {
                 value_type,
                 page_tokens: PAGE,
                 pages: 3,
-                recent_pages: 3,
+                window_pages: 3,
             };
             let mut cache = Cache::new(spec).unwrap();
             let mut places = Vec::new();
             for (layer, form) in layers.iter().enumerate() {
-                let halves = [(KvHalf::Key, form.key_dim), (KvHalf::Value, form.value_dim)];
-                for (kind, dim) in halves.into_iter().take(if form.values_in_keys { 1 } else { 2 })
+                let tensors =
+                    [(KeyOrValue::Key, form.key_dim), (KeyOrValue::Value, form.value_dim)];
+                for (kind, dim) in tensors.into_iter().take(if form.values_in_keys { 1 } else { 2 })
                 {
                     for page in 0..2 {
                         places
@@ -420,10 +441,10 @@ mod tests {
                     }
                 }
             }
-            let values = |(layer, kind, dim, page, head): (usize, KvHalf, usize, u32, usize),
-                          token| {
-                (0..dim).map(|d| value(layer, kind, page, head, token, d)).collect::<Vec<_>>()
-            };
+            let values =
+                |(layer, kind, dim, page, head): (usize, KeyOrValue, usize, u32, usize), token| {
+                    (0..dim).map(|d| value(layer, kind, page, head, token, d)).collect::<Vec<_>>()
+                };
             for &place in &places {
                 let (layer, kind, _, page, head) = place;
                 for token in 0..layers[layer].page_rows(PAGE) {
@@ -434,7 +455,7 @@ mod tests {
                 }
             }
             cache.copy_page(1, 2);
-            cache.copy_recent_page(1, 2);
+            cache.copy_window_page(1, 2);
             for &place in &places {
                 let (layer, kind, dim, page, head) = place;
                 let (ty, rows) = (cache.ty(kind), layers[layer].page_rows(PAGE));
@@ -452,12 +473,12 @@ mod tests {
                     let (mut expected, mut got) = (vec![0.0; dim], vec![0.0; dim]);
                     load_position(&alone, 0, &mut expected);
                     for page in [page, if page == 1 { 2 } else { 0 }] {
-                        let first = token / RUN * RUN;
+                        let first = token / KV_TILE * KV_TILE;
                         // SAFETY: this test uses one thread.
-                        let run = unsafe {
-                            cache.rows(layer, kind, page, head, first, RUN.min(rows - first))
+                        let tile = unsafe {
+                            cache.rows(layer, kind, page, head, first, KV_TILE.min(rows - first))
                         };
-                        load_position(&run, token - first, &mut got);
+                        load_position(&tile, token - first, &mut got);
                         assert_eq!(
                             got, expected,
                             "{key_type:?} {value_type:?} {place:?}, token {token}"

@@ -1,41 +1,43 @@
-//! Compiles a plan to a program: selects kernels, rounds each input once for all products that read
-//! it, and joins products with the same input.
+//! Compiles a plan to a program: selects kernels, quantizes each input once for all products that
+//! read it, and joins products with the same input.
 
-mod mixtures;
+mod moe;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_graph::{
-    ArenaRange, AttentionSpec, BackendError, Capacity, Node, Op, Plan, Recurrence, Rope, Rows,
-    Shifts, ValueId, Weight, WeightId,
+    ArenaRange, AttentionSpec, BackendError, Capacity, Node, Op, Plan, Recurrence,
+    RelativePositionBias, Rope, Rows, ValueId, Weight, WeightId,
 };
 use puna_kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 
-use crate::memory::Shared;
+use self::moe::MoeBufferSizes;
+use crate::memory::SharedBuffer;
 use crate::ops::adapter_scale::{AddControlVector, ScaleAdapter};
 use crate::ops::attention::{Attend, AttentionTasks, StoreKv};
 use crate::ops::depth_attention::DepthAttention;
 use crate::ops::dynamic_conv::DynamicConv;
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, MatchNorm, Mul, Unary};
-use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, InputRows, Table};
+use crate::ops::embed::{Embed, EmbedRows, GatherOutputs, InputRows, Table};
 use crate::ops::group_norm::GroupNorm;
 use crate::ops::linear::{LinearGroup, Matrix};
-use crate::ops::moe::MixtureBuffers;
+use crate::ops::moe::MoeBuffers;
 use crate::ops::ngram_embedding::NgramRows;
-use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
+use crate::ops::norm::{NormKind, NormRows, Quantize, QuantizedInput, TiledInput};
 use crate::ops::observe::{Observations, Observe, ObserveHeads};
 use crate::ops::per_head_linear::LinearOfHeads;
-use crate::ops::pick::Pick;
 use crate::ops::pooling::Pool;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::ops::streams::{ReadStreams, StreamSimilarityGate, StreamWeights, WriteStreams};
+use crate::ops::strided_columns::StridedColumns;
 use crate::ops::top_k_positions::{self, TopKPositions};
 use crate::ops::unfold::Unfold;
 use crate::step::Instruction;
 
-/// Small weights in the order of their instructions, shared by the programs of all size classes.
+/// Small weights as f32, with elements in the order in which their instruction reads them, shared
+/// by the programs of all size classes.
 #[derive(Default)]
 pub struct Constants(HashMap<WeightId, Arc<[f32]>>);
 
@@ -51,7 +53,7 @@ pub struct Program {
     pub instructions: Vec<Box<dyn Instruction>>,
     /// Size of the arena in f32.
     pub arena: usize,
-    /// Capacity of each rounding buffer, in values.
+    /// Capacity of each quantization buffer, in values.
     pub q8: Vec<usize>,
     /// Capacity of each tile buffer, in values.
     pub tiles: Vec<usize>,
@@ -89,10 +91,10 @@ pub fn compile(
         ropes,
         out: Vec::new(),
         angles: HashMap::new(),
-        rounded: HashMap::new(),
+        input_buffers: HashMap::new(),
         q8: Vec::new(),
         tiles: Vec::new(),
-        states: HashMap::new(),
+        moe_buffers: HashMap::new(),
         own_bytes: 0,
     };
     let nodes = plan.graph.nodes();
@@ -106,12 +108,17 @@ pub fn compile(
         arena: plan.arena,
         q8: c.q8.into_iter().map(|buffer| buffer.values).collect(),
         tiles: c.tiles.into_iter().map(|buffer| buffer.values).collect(),
-        result: plan.place(result),
-        extra_outputs: plan.graph.extra_outputs().iter().map(|&value| plan.place(value)).collect(),
+        result: plan.arena_range(result),
+        extra_outputs: plan
+            .graph
+            .extra_outputs()
+            .iter()
+            .map(|&value| plan.arena_range(value))
+            .collect(),
         input_cols: nodes
             .iter()
             .filter(|node| node.op == Op::InputRows)
-            .map(|node| plan.place(node.out).cols)
+            .map(|node| plan.arena_range(node.out).cols)
             .sum(),
         stores: nodes.iter().any(|node| node.op.stores()),
         capacity: plan.capacity,
@@ -119,7 +126,7 @@ pub fn compile(
     })
 }
 
-/// A rounding buffer while the program is made.
+/// A quantization buffer while the program is made.
 struct Buffer {
     values: usize,
     /// The node that reads it last.
@@ -136,11 +143,11 @@ fn take(buffers: &mut Vec<Buffer>, values: usize, now: usize, last: usize) -> us
     buffer
 }
 
-/// The rounded forms of a value that products read.
+/// Quantized and tiled copies of a value, which products read.
 #[derive(Clone, Copy)]
-struct Forms {
-    q8: Option<Rounded>,
-    tiles: Option<Tiled>,
+struct InputBuffers {
+    q8: Option<QuantizedInput>,
+    tiles: Option<TiledInput>,
 }
 
 struct Compiler<'a> {
@@ -153,19 +160,18 @@ struct Compiler<'a> {
     constants: &'a mut Constants,
     out: Vec<Box<dyn Instruction>>,
     angles: HashMap<u32, Angles>,
-    /// Values that are already rounded, with their buffers.
-    rounded: HashMap<ValueId, Forms>,
+    /// Buffers of the values that are already quantized or tiled.
+    input_buffers: HashMap<ValueId, InputBuffers>,
     q8: Vec<Buffer>,
     tiles: Vec<Buffer>,
-    /// Intermediate results of mixtures by the lengths of their buffers, shared by all layers of
-    /// the same shape.
-    states: HashMap<[usize; 10], Arc<MixtureBuffers>>,
+    /// Buffers of mixture-of-experts layers, shared by all layers of the same shape.
+    moe_buffers: HashMap<MoeBufferSizes, Arc<MoeBuffers>>,
     own_bytes: usize,
 }
 
 impl Compiler<'_> {
-    fn place(&self, id: ValueId) -> ArenaRange {
-        self.plan.place(id)
+    fn arena_range(&self, id: ValueId) -> ArenaRange {
+        self.plan.arena_range(id)
     }
 
     fn push(&mut self, instruction: impl Instruction + 'static) {
@@ -176,74 +182,75 @@ impl Compiler<'_> {
     /// compiled nodes.
     fn node(&mut self, nodes: &[Node]) -> Result<usize, BackendError> {
         let Node { op, out, .. } = &nodes[0];
-        let out = self.place(*out);
+        let out = self.arena_range(*out);
         match *op {
             Op::Embed { table, index } => {
                 let table = self.table(table)?;
                 self.push(Embed { table, index, out });
             }
-            Op::EmbedListed { table, numbers } => {
-                let (table, numbers) = (self.table(table)?, self.place(numbers));
-                self.push(EmbedListed { table, numbers, out });
+            Op::EmbedRows { table, numbers } => {
+                let (table, numbers) = (self.table(table)?, self.arena_range(numbers));
+                self.push(EmbedRows { table, numbers, out });
             }
             Op::InputRows => self.push(InputRows { out }),
             Op::Linear { x, .. } => return self.linears(nodes, x),
             Op::RmsNorm { x, w, eps, group } => {
-                let (w, x) = (self.floats(w)?, self.place(x));
+                let (w, x) = (self.floats(w)?, self.arena_range(x));
                 self.push(NormRows { x, out, w, b: Vec::new(), eps, group, kind: NormKind::Rms });
             }
             Op::LayerNorm { x, w, b, eps, group } => {
-                let (w, b, x) = (self.floats(w)?, self.floats(b)?, self.place(x));
+                let (w, b, x) = (self.floats(w)?, self.floats(b)?, self.arena_range(x));
                 self.push(NormRows { x, out, w, b, eps, group, kind: NormKind::Layer });
             }
             Op::LinearOfHeads { w, x, heads } => self.linear_of_heads(nodes, w, x, heads)?,
             Op::Rope { x, head_dim, start, rope } => {
-                let (x, table) = (self.place(x), &self.ropes[rope.0 as usize]);
+                let (x, table) = (self.arena_range(x), &self.ropes[rope.0 as usize]);
                 let (kind, pairs) = (table.kind, table.frequencies.len());
                 let angles = self.angles(rope.0, pairs)?;
                 self.push(RopeRows { x, out, head_dim, start, kind, pairs, angles });
             }
-            Op::Attention { q, k, v, layer, chosen, before, spec } => {
-                let [q, k, v] = [q, k, v].map(|id| self.place(id));
+            Op::Attention { q, k, v, layer, selected, partial_input, spec } => {
+                let [q, k, v] = [q, k, v].map(|id| self.arena_range(id));
                 if op.stores() {
                     self.push(StoreKv { k, v, layer, spec });
                 }
                 let sinks = self.floats(spec.sinks)?;
                 let tasks = AttentionTasks::default();
-                let (slopes, shifts) = (spec.slopes(), self.shifts(&spec)?);
-                let [chosen, before] = [chosen, before].map(|id| id.map(|id| self.place(id)));
+                let (slopes, position_bias) = (spec.slopes(), self.position_bias(&spec)?);
+                let [selected, partial_input] =
+                    [selected, partial_input].map(|id| id.map(|id| self.arena_range(id)));
                 self.push(Attend {
                     q,
                     k,
                     v,
-                    chosen,
-                    before,
+                    selected,
+                    partial_input,
                     out,
                     layer,
                     spec,
                     sinks,
                     slopes,
-                    shifts,
+                    position_bias,
                     tasks,
                 });
             }
             Op::TopKPositions { q, k, weights, layer, spec } => {
-                let [q, k] = [q, k].map(|id| self.place(id));
-                let weights = weights.map(|weights| self.place(weights));
+                let [q, k] = [q, k].map(|id| self.arena_range(id));
+                let weights = weights.map(|weights| self.arena_range(weights));
                 self.push(StoreKv { k, v: k, layer, spec: spec.keys() });
                 let tasks = top_k_positions::Tasks::default();
                 self.push(TopKPositions { q, weights, out, layer, spec, tasks });
             }
             Op::StoreKv { k, v, layer, spec } => {
-                let [k, v] = [k, v].map(|id| self.place(id));
+                let [k, v] = [k, v].map(|id| self.arena_range(id));
                 self.push(StoreKv { k, v, layer, spec });
             }
             Op::Glu { kind, gate, up } => {
-                let (gate, up) = (self.place(gate), self.place(up));
+                let (gate, up) = (self.arena_range(gate), self.arena_range(up));
                 self.push(GluRows { kind, gate, up, out });
             }
             Op::Mul { x, by } => {
-                let (x, by) = (self.place(x), self.place(by));
+                let (x, by) = (self.arena_range(x), self.arena_range(by));
                 self.push(Mul { x, by, out });
             }
             Op::AttnTemperature { x, by } => self.map(Unary::AttnTemperature(by), x, out),
@@ -251,68 +258,71 @@ impl Compiler<'_> {
             Op::Scale { x, by } => self.map(Unary::Scale(by), x, out),
             Op::Softcap { x, cap } => self.map(Unary::Softcap(cap), x, out),
             Op::ScaleAdapter { x, adapter } => {
-                let x = self.place(x);
+                let x = self.arena_range(x);
                 self.push(ScaleAdapter { x, out, adapter });
             }
-            Op::Steer { x, direction } => {
-                let (x, vector) = (self.place(x), self.floats(Some(direction.vector))?);
-                self.push(AddControlVector { x, out, vector, adapter: direction.adapter });
+            Op::AddControlVector { x, control_vector } => {
+                let (x, vector) = (self.arena_range(x), self.floats(Some(control_vector.vector))?);
+                self.push(AddControlVector { x, out, vector, adapter: control_vector.adapter });
             }
-            Op::Sparsify { x, deviations } => self.map(Unary::Sparsify(deviations), x, out),
+            Op::GaussianTopK { x, deviations } => self.map(Unary::GaussianTopK(deviations), x, out),
             Op::MatchNorm { x, like } => {
-                let (x, like) = (self.place(x), self.place(like));
+                let (x, like) = (self.arena_range(x), self.arena_range(like));
                 self.push(MatchNorm { x, like, out });
             }
             Op::DepthAttention { ref depths, w, eps } => {
-                let depths = depths.iter().map(|&id| self.place(id)).collect();
+                let depths = depths.iter().map(|&id| self.arena_range(id)).collect();
                 let w = self.floats(Some(w))?;
                 self.push(DepthAttention { depths, out, w, eps });
             }
             Op::Add { a, b } => {
-                let (a, b) = (self.place(a), self.place(b));
+                let (a, b) = (self.arena_range(a), self.arena_range(b));
                 self.push(Add { a, b, out });
             }
             Op::Concat { a, b } => {
-                let (a, b) = (self.place(a), self.place(b));
+                let (a, b) = (self.arena_range(a), self.arena_range(b));
                 self.push(Concat { a, b, out });
             }
-            Op::Pick { x, start, width, period } => {
-                let x = self.place(x);
-                self.push(Pick { x, out, start, width, period });
+            Op::StridedColumns { x, start, width, period } => {
+                let x = self.arena_range(x);
+                self.push(StridedColumns { x, out, start, width, period });
             }
             Op::Unfold { x, taps } => {
-                let x = self.place(x);
+                let x = self.arena_range(x);
                 self.push(Unfold { x, out, taps });
             }
             Op::GroupNorm { x, w, b, eps, groups } => {
-                let (x, w, b) = (self.place(x), self.floats(Some(w))?, self.floats(Some(b))?);
+                let (x, w, b) = (self.arena_range(x), self.floats(Some(w))?, self.floats(Some(b))?);
                 self.push(GroupNorm { x, out, w, b, eps, groups });
             }
             Op::DynamicConv { x, dynamic_taps, fixed_taps, .. } => {
-                let (x, dynamic_taps, fixed_taps) =
-                    (self.place(x), self.place(dynamic_taps), self.floats(Some(fixed_taps))?);
+                let (x, dynamic_taps, fixed_taps) = (
+                    self.arena_range(x),
+                    self.arena_range(dynamic_taps),
+                    self.floats(Some(fixed_taps))?,
+                );
                 self.push(DynamicConv { x, dynamic_taps, out, fixed_taps });
             }
             Op::StreamWeights { x, ref spec } => {
-                let (x, spec) = (self.place(x), (**spec).clone());
+                let (x, spec) = (self.arena_range(x), (**spec).clone());
                 self.push(StreamWeights { x, out, spec });
             }
             Op::ReadStreams { streams, weights } => {
-                let (streams, weights) = (self.place(streams), self.place(weights));
+                let (streams, weights) = (self.arena_range(streams), self.arena_range(weights));
                 self.push(ReadStreams { streams, weights, out });
             }
             Op::WriteStreams { streams, x, weights, mix } => {
-                let [streams, x, weights] = [streams, x, weights].map(|id| self.place(id));
-                let mix = mix.map(|mix| self.place(mix));
+                let [streams, x, weights] = [streams, x, weights].map(|id| self.arena_range(id));
+                let mix = mix.map(|mix| self.arena_range(mix));
                 self.push(WriteStreams { streams, x, weights, mix, out });
             }
             Op::StreamSimilarityGate { a, b, .. } => {
-                let (a, b) = (self.place(a), self.place(b));
+                let (a, b) = (self.arena_range(a), self.arena_range(b));
                 self.push(StreamSimilarityGate { a, b, out });
             }
             Op::Recur(ref recurrence) => self.recur(recurrence, out)?,
             Op::GatherOutputs { x } => {
-                let x = self.place(x);
+                let x = self.arena_range(x);
                 self.push(GatherOutputs { x, out });
             }
             Op::Moe { .. } => self.moe(op, out)?,
@@ -323,7 +333,7 @@ impl Compiler<'_> {
     fn recur(&mut self, recurrence: &Recurrence, out: ArenaRange) -> Result<(), BackendError> {
         match *recurrence {
             Recurrence::Conv { x, spec } => {
-                let (x, bias) = (self.place(x), self.floats(spec.bias)?);
+                let (x, bias) = (self.arena_range(x), self.floats(spec.bias)?);
                 let w = match spec.w {
                     Some(w) => self.constant(w, |by_column| tap_by_tap(&by_column, spec.taps))?,
                     None => Arc::default(),
@@ -331,46 +341,48 @@ impl Compiler<'_> {
                 self.push(Conv { x, out, spec, w, bias });
             }
             Recurrence::Scan { x, dt, b, c, spec } => {
-                let [x, dt, b, c] = [x, dt, b, c].map(|id| self.place(id));
+                let [x, dt, b, c] = [x, dt, b, c].map(|id| self.arena_range(id));
                 let a = self.constant(spec.a, |a| Scan::ordered(&spec, a))?;
                 let (d, dt_bias) = (self.floats(Some(spec.d))?, self.floats(spec.dt_bias)?);
                 self.push(Scan { x, dt, b, c, out, spec, a, d, dt_bias });
             }
             Recurrence::Delta { q, k, v, decay, beta, spec } => {
-                let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(|id| self.place(id));
+                let [q, k, v, decay, beta] = [q, k, v, decay, beta].map(|id| self.arena_range(id));
                 let (a, dt_bias) = (self.floats(Some(spec.a))?, self.floats(Some(spec.dt_bias))?);
                 self.push(Delta { q, k, v, decay, beta, out, spec, a, dt_bias });
             }
             Recurrence::Wkv { r, k, v, decay, spec } => {
-                let [r, k, v, decay] = [r, k, v, decay].map(|id| self.place(id));
-                let first = self.floats(spec.first)?;
-                self.push(Wkv { r, k, v, decay, out, spec, first });
+                let [r, k, v, decay] = [r, k, v, decay].map(|id| self.arena_range(id));
+                let bonus = self.floats(spec.bonus)?;
+                self.push(Wkv { r, k, v, decay, out, spec, bonus });
             }
             Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec } => {
                 let [r, k, v, decay, forget, rate] =
-                    [r, k, v, decay, forget, rate].map(|id| self.place(id));
-                let itself = self.floats(Some(spec.itself))?;
-                self.push(Wkv7 { r, k, v, decay, forget, rate, out, spec, itself });
+                    [r, k, v, decay, forget, rate].map(|id| self.arena_range(id));
+                let bonus = self.floats(Some(spec.bonus))?;
+                self.push(Wkv7 { r, k, v, decay, forget, rate, out, spec, bonus });
             }
             Recurrence::Retention { q, k, v, spec } => {
-                let [q, k, v] = [q, k, v].map(|id| self.place(id));
+                let [q, k, v] = [q, k, v].map(|id| self.arena_range(id));
                 self.push(Retention { q, k, v, out, spec });
             }
             Recurrence::Pool { x, gate, spec } => {
-                let (x, gate) = (self.place(x), gate.map(|gate| self.place(gate)));
+                let (x, gate) = (self.arena_range(x), gate.map(|gate| self.arena_range(gate)));
                 let bias = match spec.bias {
                     Some(bias) => self.constant(bias, |bias| bias)?,
                     None => Arc::default(),
                 };
                 self.push(Pool { x, gate, out, spec, bias });
             }
-            Recurrence::Grams { ref spec } => self.push(NgramRows { out, spec: Arc::clone(spec) }),
+            Recurrence::NgramRows { ref spec } => {
+                self.push(NgramRows { out, spec: Arc::clone(spec) })
+            }
         }
         Ok(())
     }
 
     fn map(&mut self, f: Unary, x: ValueId, out: ArenaRange) {
-        let x = self.place(x);
+        let x = self.arena_range(x);
         self.push(Map { f, x, out });
     }
 
@@ -388,10 +400,10 @@ impl Compiler<'_> {
         let count = nodes.iter().take_while(|node| reads(node)).count();
         // Indexed by whether kernels take 8 bits, and whether they take tiles.
         let mut groups: [[Vec<Matrix>; 2]; 2] = Default::default();
-        let x = self.place(input);
+        let x = self.arena_range(input);
         for node in &nodes[..count] {
             let Op::Linear { w, scale, bias, .. } = node.op else { continue };
-            let matrix = self.matrix(w, scale, bias, self.place(node.out))?;
+            let matrix = self.matrix(w, scale, bias, self.arena_range(node.out))?;
             let kernel = &matrix.kernel;
             groups[usize::from(kernel.acts == ActKind::Q8)][usize::from(kernel.tiles.is_some())]
                 .push(matrix);
@@ -401,13 +413,13 @@ impl Compiler<'_> {
             let weights = groups.iter().flatten().flatten().map(|matrix| matrix.w).collect();
             self.push(Observe { x, weights, into: Arc::clone(into) });
         }
-        let forms = self.round(input)?;
-        for (rounded, groups) in groups.into_iter().enumerate() {
+        let buffers = self.quantize_input(input)?;
+        for (quantized, groups) in groups.into_iter().enumerate() {
             for (tiled, matrices) in
                 groups.into_iter().enumerate().filter(|(_, group)| !group.is_empty())
             {
-                let q8 = forms.q8.filter(|_| rounded == 1).map(|q8| q8.buffer);
-                let tiles = forms.tiles.filter(|_| tiled == 1);
+                let q8 = buffers.q8.filter(|_| quantized == 1).map(|q8| q8.buffer);
+                let tiles = buffers.tiles.filter(|_| tiled == 1);
                 self.push(LinearGroup { matrices, x, k: x.cols, q8, tiles });
             }
         }
@@ -421,7 +433,7 @@ impl Compiler<'_> {
         x: ValueId,
         heads: usize,
     ) -> Result<(), BackendError> {
-        let (x, out) = (self.place(x), self.place(nodes[0].out));
+        let (x, out) = (self.arena_range(x), self.arena_range(nodes[0].out));
         let mut matrix = self.experts(w, None)?;
         if self.weights[w.index()].shape.len() < 3 {
             matrix.each = 0;
@@ -444,7 +456,7 @@ impl Compiler<'_> {
 
     fn kernel(&self, weight: &Weight) -> Result<LinearKernel, BackendError> {
         let kernel = (self.level.linear)(weight.ty).ok_or_else(|| unsupported(weight))?;
-        Ok(if self.deterministic { kernel.one_order() } else { kernel })
+        Ok(if self.deterministic { kernel.deterministic() } else { kernel })
     }
 
     fn matrix(
@@ -487,22 +499,23 @@ impl Compiler<'_> {
 
     /// Relative position biases of each query head, from the farthest key before the query to the
     /// farthest behind it.
-    fn shifts(&self, spec: &AttentionSpec) -> Result<Vec<f32>, BackendError> {
-        let Some(shifts) = spec.shifts else { return Ok(Vec::new()) };
-        let table = &self.floats(Some(shifts.table))?;
-        let far = Shifts::FAR as i64;
-        let of_head =
-            |head| (-far..=far).map(move |behind| table[shifts.bucket(behind) * spec.heads + head]);
+    fn position_bias(&self, spec: &AttentionSpec) -> Result<Vec<f32>, BackendError> {
+        let Some(position_bias) = spec.position_bias else { return Ok(Vec::new()) };
+        let table = &self.floats(Some(position_bias.table))?;
+        let far = RelativePositionBias::FAR as i64;
+        let of_head = |head| {
+            (-far..=far).map(move |behind| table[position_bias.bucket(behind) * spec.heads + head])
+        };
         Ok((0..spec.heads).flat_map(of_head).collect())
     }
 
-    /// The rounded forms of `value` that its readers take, added to the program before the first
-    /// reader.
-    fn round(&mut self, value: ValueId) -> Result<Forms, BackendError> {
-        if let Some(&forms) = self.rounded.get(&value) {
-            return Ok(forms);
+    /// Adds the quantization of `value` to the program before its first reader, in the formats that
+    /// its readers take.
+    fn quantize_input(&mut self, value: ValueId) -> Result<InputBuffers, BackendError> {
+        if let Some(&buffers) = self.input_buffers.get(&value) {
+            return Ok(buffers);
         }
-        let x = self.place(value);
+        let x = self.arena_range(value);
         let rows = self.plan.capacity.rows(x.rows);
         let (mut few, mut always, mut form) = (false, false, None::<TileForm>);
         let (mut first, mut last) = (usize::MAX, 0);
@@ -528,18 +541,18 @@ impl Compiler<'_> {
         }
         let q8 = few.then(|| {
             let values = if always { rows } else { rows.min(STREAM_ROWS) } * x.cols;
-            Rounded { buffer: take(&mut self.q8, values, first, last), always }
+            QuantizedInput { buffer: take(&mut self.q8, values, first, last), always }
         });
         let tiles = form.map(|form| {
             let values = form.parts * TileRows::part(rows, x.cols);
-            Tiled { buffer: take(&mut self.tiles, values, first, last), form }
+            TiledInput { buffer: take(&mut self.tiles, values, first, last), form }
         });
-        let forms = Forms { q8, tiles };
+        let buffers = InputBuffers { q8, tiles };
         if q8.is_some() || tiles.is_some() {
             self.push(Quantize { x, q8, tiles });
         }
-        self.rounded.insert(value, forms);
-        Ok(forms)
+        self.input_buffers.insert(value, buffers);
+        Ok(buffers)
     }
 
     /// The table of angles of a rotary embedding, filled at its first use.
@@ -549,7 +562,7 @@ impl Compiler<'_> {
         }
         let len = self.plan.capacity.rows(Rows::Tokens) * 2 * pairs;
         self.own_bytes += len * 4;
-        let angles: Angles = Arc::new(Shared::named(len, "the rotary position angles")?);
+        let angles: Angles = Arc::new(SharedBuffer::zeroed(len, "the rotary position angles")?);
         self.angles.insert(rope, Arc::clone(&angles));
         self.push(RopeTable { rope: rope as usize, pairs, angles: Arc::clone(&angles) });
         Ok(angles)

@@ -14,7 +14,7 @@ use puna_kernels::huge_pages::{HUGE_PAGE, advise_huge};
 const ALIGN: usize = 64;
 
 /// A buffer of numbers that several threads read and write in disjoint parts.
-pub struct Shared<T> {
+pub struct SharedBuffer<T> {
     /// The first element, aligned to [`ALIGN`].
     base: NonNull<T>,
     len: usize,
@@ -23,16 +23,16 @@ pub struct Shared<T> {
 }
 
 // SAFETY: the buffer is owned; numbers may move between threads.
-unsafe impl<T: Send> Send for Shared<T> {}
+unsafe impl<T: Send> Send for SharedBuffer<T> {}
 // SAFETY: all access goes through `slice` and `slice_mut`. Their callers keep parts disjoint and
 // separate writes from reads by barriers.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for SharedBuffer<T> {}
 
-impl<T: bytemuck::Zeroable + Copy> Shared<T> {
+impl<T: bytemuck::Zeroable + Copy> SharedBuffer<T> {
     /// Makes a buffer of `len` zeros.
     ///
     /// # Panics
-    /// If memory is exhausted; see [`Shared::named`].
+    /// If memory is exhausted; see [`SharedBuffer::zeroed`].
     pub fn new(len: usize) -> Self {
         Self::try_new(len).unwrap_or_else(|| panic!("no memory for a buffer of {len} elements"))
     }
@@ -41,7 +41,7 @@ impl<T: bytemuck::Zeroable + Copy> Shared<T> {
     ///
     /// # Errors
     /// If memory is exhausted; the error names the buffer by `what`.
-    pub fn named(len: usize, what: &'static str) -> Result<Self, BackendError> {
+    pub fn zeroed(len: usize, what: &'static str) -> Result<Self, BackendError> {
         let bytes = len.saturating_mul(size_of::<T>());
         Self::try_new(len).ok_or(BackendError::OutOfMemory { what, bytes })
     }
@@ -103,7 +103,7 @@ impl<T: bytemuck::Zeroable + Copy> Shared<T> {
     }
 }
 
-impl<T> Drop for Shared<T> {
+impl<T> Drop for SharedBuffer<T> {
     fn drop(&mut self) {
         let (start, layout) = self.allocation;
         // SAFETY: allocated with this layout in `try_new`.
@@ -112,25 +112,25 @@ impl<T> Drop for Shared<T> {
 }
 
 /// Memory of all intermediate values of a step.
-pub type Arena = Shared<f32>;
+pub type Arena = SharedBuffer<f32>;
 
 impl Arena {
     /// Row `row` of a value.
     ///
     /// # Safety
-    /// As for [`Shared::slice`].
-    pub unsafe fn row(&self, place: &ArenaRange, row: usize) -> &[f32] {
+    /// As for [`SharedBuffer::slice`].
+    pub unsafe fn row(&self, range: &ArenaRange, row: usize) -> &[f32] {
         // SAFETY: the caller keeps the same contract.
-        unsafe { self.slice(place.start + row * place.stride, place.cols) }
+        unsafe { self.slice(range.start + row * range.stride, range.cols) }
     }
 
     /// Row `row` of a value, for writing.
     ///
     /// # Safety
-    /// As for [`Shared::slice_mut`].
+    /// As for [`SharedBuffer::slice_mut`].
     #[allow(clippy::mut_from_ref)] // that is this type's purpose
-    pub unsafe fn row_mut(&self, place: &ArenaRange, row: usize) -> &mut [f32] {
+    pub unsafe fn row_mut(&self, range: &ArenaRange, row: usize) -> &mut [f32] {
         // SAFETY: the caller keeps the same contract.
-        unsafe { self.slice_mut(place.start + row * place.stride, place.cols) }
+        unsafe { self.slice_mut(range.start + row * range.stride, range.cols) }
     }
 }

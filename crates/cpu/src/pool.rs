@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::affinity;
-use crate::barrier::{Barrier, Gate};
+use crate::barrier::{Barrier, EventCount};
 use crate::thread_backoff::DESCHEDULED_WAIT;
 use crate::topology::Layout;
 
@@ -26,7 +26,7 @@ use crate::topology::Layout;
 const SPIN_TIME: Duration = Duration::from_micros(4);
 /// Threads that run one closure together.
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     handles: Vec<JoinHandle<()>>,
     /// Processors that the calling thread is pinned to during a run; empty if it may run anywhere.
     caller_cpus: Vec<usize>,
@@ -35,12 +35,12 @@ pub struct Pool {
 /// The job of a step; each thread calls it once with its [`Worker`].
 type Job<'a> = &'a (dyn Fn(&Worker<'_>) + Sync);
 
-struct Shared {
+struct PoolState {
     threads: usize,
     /// Number of checks in [`SPIN_TIME`].
     spins: u32,
     /// Number of the current job, of which only the parity counts. Workers wait for it to change.
-    epoch: Gate,
+    epoch: EventCount,
     /// The current job; valid from the change of `epoch` until the last worker arrives at `done`.
     job: Mutex<Option<Job<'static>>>,
     barrier: Barrier,
@@ -53,7 +53,7 @@ struct Shared {
 /// One thread of the pool during a job.
 pub struct Worker<'a> {
     index: usize,
-    shared: &'a Shared,
+    shared: &'a PoolState,
 }
 
 impl Worker<'_> {
@@ -78,10 +78,10 @@ impl Pool {
     /// If the system refuses a thread; the threads that have been started end.
     pub fn new(layout: &Layout) -> std::io::Result<Self> {
         let threads = layout.threads();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             threads,
             spins: if layout.crowded { 0 } else { spins() },
-            epoch: Gate::new(),
+            epoch: EventCount::new(),
             job: Mutex::new(None),
             barrier: Barrier::new(),
             done: Barrier::new(),
@@ -144,7 +144,7 @@ impl Pool {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn record_wait(&self, slept: Duration) {
         if slept >= DESCHEDULED_WAIT {
             let nanos = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
@@ -173,7 +173,7 @@ impl Drop for Pool {
     }
 }
 
-fn run_worker(shared: &Shared, index: usize) {
+fn run_worker(shared: &PoolState, index: usize) {
     let mut seen = 0;
     loop {
         seen = shared.epoch.wait_past(seen, shared.spins).0;

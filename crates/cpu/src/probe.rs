@@ -23,7 +23,7 @@ const ARITHMETIC: Duration = Duration::from_millis(120);
 
 /// Peaks of the machine, all threads together.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Limits {
+pub struct MachinePeaks {
     /// Reading memory in order, in 10⁹ bytes a second.
     pub read_gbs: f64,
     /// Multiply-adds of 8-bit integers, in 10⁹ a second; f32 at levels without 8-bit units.
@@ -32,7 +32,7 @@ pub struct Limits {
     pub bf16_gmacs: f64,
 }
 
-impl Limits {
+impl MachinePeaks {
     /// The better of two measurements.
     pub fn best(self, other: Self) -> Self {
         Self {
@@ -48,14 +48,16 @@ impl Limits {
 ///
 /// # Errors
 /// The machine does not have the level.
-pub fn limits(threads: usize, level: &str) -> Result<Limits, KernelError> {
+pub fn machine_peaks(threads: usize, level: &str) -> Result<MachinePeaks, KernelError> {
     // Functions with special instructions are selected only by levels that were detected on this
     // machine.
     let level = puna_kernels::level(level)?.name;
     let threads = threads.max(1);
-    let gmacs = |chains: Chains| together(threads, ARITHMETIC, &|until| arithmetic(chains, until));
+    let gmacs = |chains: Chains| {
+        run_on_all_threads(threads, ARITHMETIC, &|until| arithmetic(chains, until))
+    };
     let float = float_chains(level);
-    Ok(Limits {
+    Ok(MachinePeaks {
         read_gbs: read(threads),
         int8_gmacs: gmacs(int8_chains(level).unwrap_or(float)),
         bf16_gmacs: gmacs(bf16_chains(level).unwrap_or(float)),
@@ -81,7 +83,11 @@ fn arithmetic((run, macs): Chains, until: Duration) -> (f64, f64) {
 }
 
 /// The sum of the rates of threads that work at the same time.
-fn together(threads: usize, time: Duration, work: &(dyn Fn(Duration) -> (f64, f64) + Sync)) -> f64 {
+fn run_on_all_threads(
+    threads: usize,
+    time: Duration,
+    work: &(dyn Fn(Duration) -> (f64, f64) + Sync),
+) -> f64 {
     let barrier = Barrier::new(threads);
     let run = || {
         barrier.wait();
@@ -338,7 +344,7 @@ mod tests {
                 assert!((0.1..10_000.0).contains(&rate), "{}: {rate}", level.name);
             }
         }
-        assert!(limits(1, "quantum").is_err());
+        assert!(machine_peaks(1, "quantum").is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use puna_graph::{BackendError, StateSpec};
 
-use crate::memory::Shared;
+use crate::memory::SharedBuffer;
 
 /// The states of all slots.
 pub struct States {
@@ -12,7 +12,7 @@ pub struct States {
     starts: Vec<usize>,
     /// Length of a slot in f32.
     slot: usize,
-    values: Shared<f32>,
+    values: SharedBuffer<f32>,
 }
 
 impl States {
@@ -24,7 +24,7 @@ impl States {
             starts.push(slot);
             slot = slot.saturating_add(values);
         }
-        let values = Shared::named(spec.slots.saturating_mul(slot), "recurrent states")?;
+        let values = SharedBuffer::zeroed(spec.slots.saturating_mul(slot), "recurrent states")?;
         Ok(Self { spec, starts, slot, values })
     }
 
@@ -37,7 +37,7 @@ impl States {
     ///
     /// # Safety
     /// No other thread reads or writes them while the slice lives.
-    #[allow(clippy::mut_from_ref)] // as for [`Shared::slice_mut`]
+    #[allow(clippy::mut_from_ref)] // as for [`SharedBuffer::slice_mut`]
     pub unsafe fn part(&self, slot: u32, state: usize, start: usize, len: usize) -> &mut [f32] {
         assert!((slot as usize) < self.spec.slots);
         assert!(start.checked_add(len).is_some_and(|end| end <= self.spec.states[state]));

@@ -4,16 +4,16 @@ use puna_graph::{ArenaRange, BackendError, Rope, Rows, Segment, StepInput, Weigh
 use puna_kernels::{Level, Q8Rows, Scratch, TileRows};
 
 use crate::cache::Cache;
-use crate::memory::{Arena, Shared};
+use crate::memory::{Arena, SharedBuffer};
 use crate::pool::Worker;
 use crate::states::States;
 use crate::work_queue::WorkQueue;
 
 /// Buffer for activations quantized to 8 bits, sized for the largest step.
 pub struct Q8Buffer {
-    pub codes: Shared<i8>,
-    pub scales: Shared<f32>,
-    pub sums: Shared<i16>,
+    pub codes: SharedBuffer<i8>,
+    pub scales: SharedBuffer<f32>,
+    pub sums: SharedBuffer<i16>,
 }
 
 impl Q8Buffer {
@@ -21,9 +21,9 @@ impl Q8Buffer {
     pub fn new(values: usize) -> Result<Self, BackendError> {
         const WHAT: &str = "rounded activations";
         Ok(Self {
-            codes: Shared::named(values, WHAT)?,
-            scales: Shared::named(values / 32, WHAT)?,
-            sums: Shared::named(values / 16, WHAT)?,
+            codes: SharedBuffer::zeroed(values, WHAT)?,
+            scales: SharedBuffer::zeroed(values / 32, WHAT)?,
+            sums: SharedBuffer::zeroed(values / 16, WHAT)?,
         })
     }
 
@@ -82,12 +82,12 @@ impl Q8Buffer {
 }
 
 /// Buffer for activations in tiles ([`TileRows`]), sized for the largest step.
-pub struct TileBuffer(pub Shared<u16>);
+pub struct TileBuffer(pub SharedBuffer<u16>);
 
 impl TileBuffer {
     /// Makes a buffer for `values` bf16.
     pub fn new(values: usize) -> Result<Self, BackendError> {
-        Ok(Self(Shared::named(values, "activations in tiles")?))
+        Ok(Self(SharedBuffer::zeroed(values, "activations in tiles")?))
     }
 
     /// Capacity in values.
@@ -110,7 +110,7 @@ impl TileBuffer {
     ///
     /// # Safety
     /// No other thread reads or writes the piece at the same time.
-    #[allow(clippy::mut_from_ref)] // as for [`Shared::slice_mut`]
+    #[allow(clippy::mut_from_ref)] // as for [`SharedBuffer::slice_mut`]
     pub unsafe fn piece(
         &self,
         at: usize,
@@ -142,7 +142,7 @@ pub struct Step<'a> {
     pub tiles: &'a [TileBuffer],
     /// Partial results of the tasks of one instruction, which the last task merges. All
     /// instructions share it.
-    pub split_scratch: &'a Shared<f32>,
+    pub split_scratch: &'a SharedBuffer<f32>,
     pub cache: Option<&'a Cache>,
     pub states: Option<&'a States>,
 }
@@ -268,12 +268,12 @@ pub fn rows_per_task(cols: usize) -> usize {
 }
 
 /// The rows of a task, if each task has [`rows_per_task`] rows.
-pub fn task_rows(task: usize, place: &ArenaRange, step: &Step<'_>) -> std::ops::Range<usize> {
-    let each = rows_per_task(place.cols);
-    task * each..((task + 1) * each).min(step.rows(place.rows))
+pub fn task_rows(task: usize, range: &ArenaRange, step: &Step<'_>) -> std::ops::Range<usize> {
+    let each = rows_per_task(range.cols);
+    task * each..((task + 1) * each).min(step.rows(range.rows))
 }
 
 /// Number of tasks, if each has the rows of [`task_rows`].
-pub fn row_tasks(place: &ArenaRange, step: &Step<'_>) -> usize {
-    step.rows(place.rows).div_ceil(rows_per_task(place.cols))
+pub fn row_tasks(range: &ArenaRange, step: &Step<'_>) -> usize {
+    step.rows(range.rows).div_ceil(rows_per_task(range.cols))
 }

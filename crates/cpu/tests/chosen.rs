@@ -1,4 +1,4 @@
-//! Attention to positions that were chosen, and how they are chosen.
+//! Attention to selected positions, and their selection.
 
 use crate::kit::{backend, numbers, table_of};
 use puna_cpu::{CpuBackend, kernels};
@@ -8,26 +8,26 @@ use puna_graph::*;
 const ROWS: usize = 640;
 const PAGE: usize = 64;
 
-/// A step of a sequence that has `past` tokens and pages in no order.
-fn step(past: usize, tokens: &[u32], positions: Vec<u32>) -> StepInput {
-    let count = (past + tokens.len()).div_ceil(PAGE) as u32;
+/// A step of a sequence that has `cached_tokens` tokens and pages in no order.
+fn step(cached_tokens: usize, tokens: &[u32], positions: Vec<u32>) -> StepInput {
+    let count = (cached_tokens + tokens.len()).div_ceil(PAGE) as u32;
     let pages = (0..count).map(|page| page ^ 1).collect();
-    let segments = vec![Segment { rows: tokens.len(), past, pages, ..Segment::default() }];
+    let segments = vec![Segment { rows: tokens.len(), cached_tokens, pages, ..Segment::default() }];
     let outputs = (0..tokens.len() as u32).collect();
     StepInput { tokens: tokens.to_vec(), positions, segments, outputs, ..StepInput::default() }
 }
 
 /// Positions `0 .. len`, so many a step.
 fn steps(len: usize, each: usize) -> impl Iterator<Item = (usize, Vec<u32>)> {
-    (0..len)
-        .step_by(each)
-        .map(move |past| (past, (past as u32..(past + each).min(len) as u32).collect()))
+    (0..len).step_by(each).map(move |cached_tokens| {
+        (cached_tokens, (cached_tokens as u32..(cached_tokens + each).min(len) as u32).collect())
+    })
 }
 
 fn with_cache(mut backend: CpuBackend, layer: CacheLayer, ty: KvType, tokens: usize) -> CpuBackend {
     let pages = tokens.div_ceil(PAGE) + 1;
-    let (layers, page_tokens, recent_pages) = (vec![layer], PAGE, 0);
-    let spec = CacheSpec { layers, key_type: ty, value_type: ty, page_tokens, pages, recent_pages };
+    let (layers, page_tokens, window_pages) = (vec![layer], PAGE, 0);
+    let spec = CacheSpec { layers, key_type: ty, value_type: ty, page_tokens, pages, window_pages };
     backend.create_cache(spec).unwrap();
     backend
 }
@@ -39,7 +39,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 /// An attention with the lists of each position.
 struct Case {
     spec: AttentionSpec,
-    chosen: SelectedPositions,
+    selected: SelectedPositions,
     /// Which blocks a list of a token has.
     has: fn(token: usize, list: usize, block: usize) -> bool,
 }
@@ -47,20 +47,20 @@ struct Case {
 impl Case {
     /// The blocks of a list, ascending: the last ones of those that the case names.
     fn list(&self, token: usize, list: usize) -> Vec<usize> {
-        let mut blocks: Vec<usize> = (0..=token / self.chosen.block)
+        let mut blocks: Vec<usize> = (0..=token / self.selected.block)
             .filter(|&block| (self.has)(token, list, block))
             .collect();
-        blocks.drain(..blocks.len().saturating_sub(self.chosen.count));
+        blocks.drain(..blocks.len().saturating_sub(self.selected.count));
         blocks
     }
 
     /// Positions that a key head of a token sees.
     fn seen(&self, token: usize, kv_head: usize) -> Vec<u32> {
-        if token < self.chosen.room() {
+        if token < self.selected.capacity() {
             return (0..=token as u32).collect();
         }
-        let blocks = self.list(token, if self.chosen.lists == 1 { 0 } else { kv_head });
-        let each = self.chosen.block;
+        let blocks = self.list(token, if self.selected.lists == 1 { 0 } else { kv_head });
+        let each = self.selected.block;
         let positions = blocks.into_iter().flat_map(|block| block * each..(block + 1) * each);
         positions.filter(|&position| position <= token).map(|position| position as u32).collect()
     }
@@ -75,24 +75,24 @@ impl Case {
     }
 
     fn backend(&self, level: &str, threads: usize, ty: KvType) -> CpuBackend {
-        let Self { spec, chosen, .. } = self;
+        let Self { spec, selected, .. } = self;
         let table = |cols: usize, seed| table_of(cols, &numbers(cols * ROWS, seed));
         let lists =
-            (0..ROWS).flat_map(|token| (0..chosen.lists).map(move |list| self.list(token, list)));
+            (0..ROWS).flat_map(|token| (0..selected.lists).map(move |list| self.list(token, list)));
         let entries: Vec<f32> = lists
             .flat_map(|list| {
                 let numbers = list
                     .into_iter()
                     .map(|block| block as u32)
                     .chain(std::iter::repeat(SelectedPositions::NONE));
-                numbers.take(chosen.count).map(SelectedPositions::entry).collect::<Vec<_>>()
+                numbers.take(selected.count).map(SelectedPositions::entry).collect::<Vec<_>>()
             })
             .collect();
         let weights = vec![
             table(spec.heads * spec.key_dim, 1),
             table(spec.kv_heads * spec.key_dim, 2),
             table(spec.kv_heads * spec.value_dim, 3),
-            table_of(chosen.cols(), &entries),
+            table_of(selected.cols(), &entries),
         ];
         with_cache(backend(level, threads, weights), spec.cache_layer(), ty, ROWS)
     }
@@ -101,15 +101,15 @@ impl Case {
     fn attended(&self, level: &str, threads: usize, ty: KvType, each: usize) -> Vec<u32> {
         let mut g = Graph::new();
         let inputs = self.inputs(&mut g);
-        let lists = g.embed("lists", WeightId(3), self.chosen.cols(), Index::Position);
-        let out = g.sparse_attention("out", 0, inputs, (lists, self.chosen), self.spec);
+        let lists = g.embed("lists", WeightId(3), self.selected.cols(), Index::Position);
+        let out = g.sparse_attention("out", 0, inputs, (lists, self.selected), self.spec);
         g.set_result(out);
         let mut backend = self.backend(level, threads, ty);
         let program =
             backend.compile(Plan::new(g, Capacity { tokens: ROWS, outputs: ROWS })).unwrap();
         let mut all = Vec::new();
-        for (past, tokens) in steps(ROWS, each) {
-            backend.run(program, &step(past, &tokens, tokens.clone()));
+        for (cached_tokens, tokens) in steps(ROWS, each) {
+            backend.run(program, &step(cached_tokens, &tokens, tokens.clone()));
             all.extend(bits(backend.result()));
         }
         all
@@ -144,19 +144,23 @@ fn cases() -> [Case; 4] {
         // More than a span of them, and few.
         Case {
             spec: within,
-            chosen: SelectedPositions { lists: 1, count: 530, block: 1 },
+            selected: SelectedPositions { lists: 1, count: 530, block: 1 },
             has: scattered,
         },
-        Case { spec: within, chosen: SelectedPositions { lists: 1, count: 9, block: 1 }, has: few },
+        Case {
+            spec: within,
+            selected: SelectedPositions { lists: 1, count: 9, block: 1 },
+            has: few,
+        },
         // A list for each key head, whose last block is not whole; whole runs of positions.
         Case {
             spec: shared,
-            chosen: SelectedPositions { lists: 2, count: 40, block: 3 },
+            selected: SelectedPositions { lists: 2, count: 40, block: 3 },
             has: scattered,
         },
         Case {
             spec: shared,
-            chosen: SelectedPositions { lists: 1, count: 3, block: 128 },
+            selected: SelectedPositions { lists: 1, count: 3, block: 128 },
             has: few,
         },
     ]
@@ -177,7 +181,7 @@ fn sparse_attention_equals_attention_over_the_selected_positions_alone() {
                     .compile(Plan::new(g, Capacity { tokens: ROWS, outputs: ROWS }))
                     .unwrap();
                 let (cols, heads) = (case.spec.heads * case.spec.value_dim, case.spec.kv_heads);
-                let room = case.chosen.room();
+                let room = case.selected.capacity();
                 for token in [0, room / 2, room - 1, room, room + 1, ROWS - 2, ROWS - 1] {
                     for kv_head in 0..heads {
                         let want = case.alone(&mut backend, program, token, kv_head);
@@ -185,7 +189,7 @@ fn sparse_attention_equals_attention_over_the_selected_positions_alone() {
                         let got = &got[token * cols + kv_head * each..][..each];
                         let what = format!(
                             "{} {ty} {:?}: token {token}, head {kv_head}",
-                            level.name, case.chosen
+                            level.name, case.selected
                         );
                         assert!(got == want, "{what}");
                     }
@@ -204,7 +208,7 @@ fn thread_count_and_step_size_change_no_bit() {
                 for (threads, each) in [(2, ROWS), (5, 97), (3, 1)] {
                     let got = case.attended(level.name, threads, ty, each);
                     let what = format!("{threads} threads, {each} a step");
-                    assert!(got == want, "{} {ty} {:?}, {what}", level.name, case.chosen);
+                    assert!(got == want, "{} {ty} {:?}, {what}", level.name, case.selected);
                 }
             }
         }
@@ -238,9 +242,9 @@ impl Choice {
         self.k.len() / self.spec.dim
     }
 
-    /// The lists of each position for which something is chosen, fed so many a step.
+    /// The lists of each position for which positions are selected, fed so many a step.
     fn lists(&self, level: &str, threads: usize, ty: KvType, each: usize) -> Vec<u32> {
-        let TopKPositionsSpec { heads, dim, chosen, .. } = self.spec;
+        let TopKPositionsSpec { heads, dim, selected, .. } = self.spec;
         let mut g = Graph::new();
         let q = g.embed("q", WeightId(0), heads * dim, Index::Token);
         let k = g.embed("k", WeightId(1), dim, Index::Token);
@@ -258,10 +262,10 @@ impl Choice {
         let program =
             backend.compile(Plan::new(g, Capacity { tokens: each, outputs: each })).unwrap();
         let mut all = Vec::new();
-        for (past, tokens) in steps(self.rows(), each) {
-            backend.run(program, &step(past, &tokens, tokens.clone()));
-            let fits = chosen.room().saturating_sub(past).min(tokens.len());
-            all.extend(bits(&backend.result()[fits * chosen.cols()..]));
+        for (cached_tokens, tokens) in steps(self.rows(), each) {
+            backend.run(program, &step(cached_tokens, &tokens, tokens.clone()));
+            let fits = selected.capacity().saturating_sub(cached_tokens).min(tokens.len());
+            all.extend(bits(&backend.result()[fits * selected.cols()..]));
         }
         all
     }
@@ -269,7 +273,7 @@ impl Choice {
 
 #[test]
 fn several_tasks_select_the_positions_that_one_task_selects() {
-    let chosen = SelectedPositions { lists: 1, count: 4000, block: 1 };
+    let selected = SelectedPositions { lists: 1, count: 4000, block: 1 };
     let choice = Choice::new(
         TopKPositionsSpec {
             heads: 3,
@@ -277,7 +281,7 @@ fn several_tasks_select_the_positions_that_one_task_selects() {
             rectified: true,
             mask: Mask::Causal,
             near: 2,
-            chosen,
+            selected,
         },
         true,
         4150,

@@ -32,17 +32,17 @@ fn attended(level: &str, threads: usize, ty: KvType, values_in_keys: bool) -> Ve
         value_type: ty,
         page_tokens: 64,
         pages: 4,
-        recent_pages: 0,
+        window_pages: 0,
     };
     let values = if values_in_keys { 0 } else { ty.row_bytes(VALUE) };
     assert_eq!(cache.page_bytes(), 64 * (ty.row_bytes(KEY) + values));
     backend.create_cache(cache).unwrap();
     let program = backend.compile(Plan::new(g, Capacity { tokens: 256, outputs: 256 })).unwrap();
-    let (mut past, mut bits) = (0, Vec::new());
+    let (mut cached_tokens, mut bits) = (0, Vec::new());
     for rows in STEPS {
-        backend.run(program, &step(past, rows));
+        backend.run(program, &step(cached_tokens, rows));
         bits.extend(backend.result().iter().map(|x| x.to_bits()));
-        past += rows;
+        cached_tokens += rows;
     }
     bits
 }
@@ -70,7 +70,7 @@ fn values_within_keys_must_fill_whole_blocks_of_a_quantized_cache() {
     let layers = vec![spec.cache_layer()];
     let (key_type, value_type) = (KvType::Q8_0, KvType::F16);
     let cache =
-        CacheSpec { layers, key_type, value_type, page_tokens: 64, pages: 1, recent_pages: 0 };
+        CacheSpec { layers, key_type, value_type, page_tokens: 64, pages: 1, window_pages: 0 };
     let error = backend("portable", 1, Vec::new()).create_cache(cache).unwrap_err();
     assert!(matches!(error, BackendError::CacheType { multiple: 32, dim: 48, .. }), "{error}");
 }

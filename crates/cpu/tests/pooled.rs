@@ -34,7 +34,7 @@ fn attended(level: &str, threads: usize, ty: KvType, steps: &[usize]) -> Vec<f32
     let q = g.embed("q", WeightId(0), HEADS * DIM, Index::Token);
     let k = g.embed("k", WeightId(1), DIM, Index::Token);
     let rows = g.embed("rows", WeightId(2), DIM, Index::Token);
-    let pooled = Pooled { layer: 1, mask: Mask::Pooled(EACH as u32), rows, chosen: None };
+    let pooled = Pooled { layer: 1, mask: Mask::Pooled(EACH as u32), rows, selected: None };
     let out = g.attention_and_pooled("out", 0, [q, k], pooled, spec);
     g.set_result(out);
     let config =
@@ -49,21 +49,27 @@ fn attended(level: &str, threads: usize, ty: KvType, steps: &[usize]) -> Vec<f32
     backend.load_weights(weights, Vec::new()).unwrap();
     let near = spec.cache_layer();
     let layers = vec![near, CacheLayer { mask: pooled.mask, ..near }];
-    let (page_tokens, pages, recent_pages) = (64, 4, 4);
+    let (page_tokens, pages, window_pages) = (64, 4, 4);
     let cache =
-        CacheSpec { layers, key_type: ty, value_type: ty, page_tokens, pages, recent_pages };
+        CacheSpec { layers, key_type: ty, value_type: ty, page_tokens, pages, window_pages };
     // Of 64 tokens 22 blocks can end in a page.
     assert_eq!(
-        [cache.recent_page_bytes(), cache.page_bytes()],
+        [cache.window_page_bytes(), cache.page_bytes()],
         [64, 22].map(|rows| rows * ty.row_bytes(DIM))
     );
     backend.create_cache(cache).unwrap();
     let program = backend.compile(Plan::new(g, Capacity { tokens: 256, outputs: 256 })).unwrap();
-    let (mut past, mut read) = (0, Vec::new());
+    let (mut cached_tokens, mut read) = (0, Vec::new());
     for &rows in steps {
-        let positions: Vec<u32> = (past..past + rows).map(|p| p as u32).collect();
-        let recent = RecentPages { first: 0, pages: vec![1, 3, 0, 2] };
-        let segment = Segment { rows, past, pages: vec![3, 0, 2, 1], recent, ..Segment::default() };
+        let positions: Vec<u32> = (cached_tokens..cached_tokens + rows).map(|p| p as u32).collect();
+        let window_pages = SegmentWindowPages { first: 0, pages: vec![1, 3, 0, 2] };
+        let segment = Segment {
+            rows,
+            cached_tokens,
+            pages: vec![3, 0, 2, 1],
+            window_pages,
+            ..Segment::default()
+        };
         let (segments, outputs) = (vec![segment], (0..rows as u32).collect());
         let input = StepInput {
             tokens: positions.clone(),
@@ -74,7 +80,7 @@ fn attended(level: &str, threads: usize, ty: KvType, steps: &[usize]) -> Vec<f32
         };
         backend.run(program, &input);
         read.extend_from_slice(backend.result());
-        past += rows;
+        cached_tokens += rows;
     }
     read
 }

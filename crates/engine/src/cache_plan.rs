@@ -34,9 +34,9 @@ pub(crate) fn cache_spec(model: &Model, options: &EngineOptions) -> CacheSpec {
         value_type: options.cache_v,
         page_tokens: PAGE_TOKENS,
         pages: if has_pages(model) { pages } else { 0 },
-        recent_pages: 0,
+        window_pages: 0,
     };
-    CacheSpec { recent_pages: recent_pages(&spec, options), ..spec }
+    CacheSpec { window_pages: window_pages(&spec, options), ..spec }
 }
 
 /// Attention windows of the layers without full attention.
@@ -46,7 +46,7 @@ fn windows(spec: &CacheSpec) -> Windows {
 
 /// Number of window pages: the requested one, else enough for the windows of some sequences and one
 /// step; at most all pages.
-fn recent_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
+fn window_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
     let windows = windows(spec);
     if windows.is_empty() {
         return 0;
@@ -54,7 +54,7 @@ fn recent_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
     // One more for a page that is copied in part or being filled.
     let each = windows.pages(1) + 1;
     let least = windows.pages(options.num_batch.max(1)) + 1;
-    let fit = |bytes: usize| bytes / (each * spec.recent_page_bytes()).max(1);
+    let fit = |bytes: usize| bytes / (each * spec.window_page_bytes()).max(1);
     let sequences = match options.max_sequences.map(|n| n.max(1)) {
         Some(n) => {
             n + fit(OPEN_STATE_BYTES)
@@ -67,7 +67,7 @@ fn recent_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
         }
     };
     let chunk = options.num_batch.div_ceil(PAGE_TOKENS);
-    options.recent_pages.unwrap_or(sequences * each + chunk).max(least).min(spec.pages)
+    options.window_pages.unwrap_or(sequences * each + chunk).max(least).min(spec.pages)
 }
 
 impl PagePool {
@@ -75,7 +75,9 @@ impl PagePool {
     pub(crate) fn of(model: &Model, options: &EngineOptions) -> Self {
         let spec = cache_spec(model, options);
         let states = state_spec(model, options).slots;
-        Self::new(spec.pages).with_states(states).with_recent(windows(&spec), spec.recent_pages)
+        Self::new(spec.pages)
+            .with_states(states)
+            .with_window_pages(windows(&spec), spec.window_pages)
     }
 }
 
@@ -137,14 +139,14 @@ mod tests {
         };
         let (layers, page_tokens) = ((0..layers).map(layer).collect(), PAGE_TOKENS);
         let (key_type, value_type) = (KvType::F16, KvType::F16);
-        CacheSpec { layers, key_type, value_type, page_tokens, pages, recent_pages: 0 }
+        CacheSpec { layers, key_type, value_type, page_tokens, pages, window_pages: 0 }
     }
 
     /// Cache sizes in megabytes (10⁶ bytes): with all window pages, and with the planned number.
     fn millions(spec: &CacheSpec, max_sequences: Option<usize>) -> [u64; 2] {
         let options = EngineOptions { max_sequences, ..EngineOptions::default() };
-        [spec.pages, recent_pages(spec, &options)]
-            .map(|recent_pages| CacheSpec { recent_pages, ..spec.clone() }.bytes() / 1_000_000)
+        [spec.pages, window_pages(spec, &options)]
+            .map(|window_pages| CacheSpec { window_pages, ..spec.clone() }.bytes() / 1_000_000)
     }
 
     #[test]
@@ -168,15 +170,15 @@ mod tests {
     #[test]
     fn the_cache_always_holds_the_pages_of_one_step() {
         let spec = gemma(4, 2, (1, 64), 1000);
-        let asked = |recent, num_batch| {
+        let asked = |pages, num_batch| {
             let options =
-                EngineOptions { recent_pages: Some(recent), num_batch, ..EngineOptions::default() };
-            recent_pages(&spec, &options)
+                EngineOptions { window_pages: Some(pages), num_batch, ..EngineOptions::default() };
+            window_pages(&spec, &options)
         };
         // The window, the rows of the step at any alignment, and a copied page.
         assert_eq!([asked(0, 64), asked(0, 2048), asked(30, 64)], [19, 50, 30]);
         assert_eq!([asked(usize::MAX, 64), asked(0, 1 << 20)], [1000; 2]);
         let plain = CacheSpec { layers: Vec::new(), ..spec };
-        assert_eq!(recent_pages(&plain, &EngineOptions::default()), 0);
+        assert_eq!(window_pages(&plain, &EngineOptions::default()), 0);
     }
 }

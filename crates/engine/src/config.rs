@@ -27,7 +27,7 @@ pub struct EngineOptions {
     /// are released. `None` is enough for the windows of `max_sequences` and a few cached
     /// sequences, or takes as much memory as all full pages if that is `None`; never less than one
     /// step needs.
-    pub recent_pages: Option<usize>,
+    pub window_pages: Option<usize>,
     /// Number of state slots of a recurrent model: one for each running sequence, the others for
     /// state checkpoints in the prefix tree. `None` is `max_sequences` and a few more, or what fits
     /// in 512 MiB if that is `None`.
@@ -47,7 +47,7 @@ impl Default for EngineOptions {
             cache_v: KvType::F16,
             max_sequences: Some(4),
             cache_pages: None,
-            recent_pages: None,
+            window_pages: None,
             states: None,
             speculation: Speculation::AUTO,
             adapters: Vec::new(),

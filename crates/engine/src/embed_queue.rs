@@ -261,12 +261,18 @@ fn embed_chunk(
             LongText { pages, computed: 0, pool: Pooler::new(pooling) }
         }
     };
-    let past = text.computed;
-    let chunk = &tokens[past..tokens.len().min(past + scheduler.limits().num_batch)];
+    let cached_tokens = text.computed;
+    let chunk =
+        &tokens[cached_tokens..tokens.len().min(cached_tokens + scheduler.limits().num_batch)];
     let input = StepInput {
         tokens: chunk.to_vec(),
-        positions: (past..past + chunk.len()).map(|p| p as u32).collect(),
-        segments: vec![text.pages.segment(scheduler.pages.windows(), 0, chunk.len(), past)],
+        positions: (cached_tokens..cached_tokens + chunk.len()).map(|p| p as u32).collect(),
+        segments: vec![text.pages.segment(
+            scheduler.pages.windows(),
+            0,
+            chunk.len(),
+            cached_tokens,
+        )],
         outputs: vec![chunk.len() as u32 - 1],
         ..StepInput::default()
     };

@@ -2,7 +2,7 @@
 //! sampling.
 
 use puna_gguf::View;
-use puna_graph::{Backend, OpTime, RecentPages, Segment, StepInput};
+use puna_graph::{Backend, OpTime, Segment, SegmentWindowPages, StepInput};
 use puna_models::StepKind;
 
 use crate::config::{EngineOptions, MemoryReport, ModelInfo};
@@ -37,7 +37,7 @@ pub struct Evaluator {
     executor: ModelExecutor,
     lengths: Vec<usize>,
     /// Number of tokens that the encoder has read, by sequence.
-    encoded: Vec<usize>,
+    encoder_tokens: Vec<usize>,
 }
 
 impl Evaluator {
@@ -52,11 +52,11 @@ impl Evaluator {
         let options = EngineOptions {
             cache_pages: None,
             states: Some(lengths.len()),
-            recent_pages: Some(usize::MAX),
+            window_pages: Some(usize::MAX),
             ..options.clone()
         };
-        let encoded = vec![0; lengths.len()];
-        Ok(Self { executor: ModelExecutor::new(view, backend, &options)?, lengths, encoded })
+        let encoder_tokens = vec![0; lengths.len()];
+        Ok(Self { executor: ModelExecutor::new(view, backend, &options)?, lengths, encoder_tokens })
     }
 
     /// Properties of the model.
@@ -88,9 +88,9 @@ impl Evaluator {
     /// are reset if `len` is 0 and unchanged otherwise.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         // The encoder's input is kept as a whole or not at all.
-        let len = if len < self.encoded[sequence] { 0 } else { len };
+        let len = if len < self.encoder_tokens[sequence] { 0 } else { len };
         self.lengths[sequence] = self.lengths[sequence].min(len);
-        self.encoded[sequence] = self.encoded[sequence].min(len);
+        self.encoder_tokens[sequence] = self.encoder_tokens[sequence].min(len);
     }
 
     /// Runs the encoder of an encoder–decoder model, and returns hidden states of all rows. The
@@ -98,7 +98,7 @@ impl Evaluator {
     pub fn encode(&mut self, inputs: &[SequenceInput<'_>]) -> Result<&[f32], EngineError> {
         for feed in inputs {
             self.truncate(feed.sequence, 0);
-            self.encoded[feed.sequence] = feed.tokens.len();
+            self.encoder_tokens[feed.sequence] = feed.tokens.len();
         }
         self.step(StepKind::Encode, inputs)?.ok_or(EngineError::CannotEmbed)
     }
@@ -120,8 +120,8 @@ impl Evaluator {
     }
 
     /// Timings of operations.
-    pub fn measured(&self) -> Vec<OpTime> {
-        self.executor.backend.measured()
+    pub fn op_times(&self) -> Vec<OpTime> {
+        self.executor.backend.op_times()
     }
 
     fn step(
@@ -133,8 +133,8 @@ impl Evaluator {
         let each = info.n_ctx.div_ceil(PAGE_TOKENS);
         let mut input = StepInput::default();
         for feed in inputs {
-            let past = if info.causal { self.lengths[feed.sequence] } else { 0 };
-            let tokens = past + feed.tokens.len();
+            let cached_tokens = if info.causal { self.lengths[feed.sequence] } else { 0 };
+            let tokens = cached_tokens + feed.tokens.len();
             if tokens > info.n_ctx {
                 return Err(EngineError::PromptTooLong { tokens, n_ctx: info.n_ctx });
             }
@@ -143,7 +143,7 @@ impl Evaluator {
             }
             let first_row = input.tokens.len();
             input.tokens.extend_from_slice(feed.tokens);
-            input.positions.extend((past..tokens).map(|p| p as u32));
+            input.positions.extend((cached_tokens..tokens).map(|p| p as u32));
             let rows = first_row as u32..input.tokens.len() as u32;
             match feed.outputs {
                 Outputs::None => {}
@@ -153,10 +153,18 @@ impl Evaluator {
             let pages: Vec<u32> =
                 (feed.sequence * each..(feed.sequence + 1) * each).map(|p| p as u32).collect();
             // All pages are kept, since the sequence may be truncated.
-            let recent = RecentPages { first: 0, pages: pages.clone() };
+            let window_pages = SegmentWindowPages { first: 0, pages: pages.clone() };
             let (rows, state) = (feed.tokens.len(), feed.sequence as u32);
-            let encoded = self.encoded[feed.sequence];
-            input.segments.push(Segment { first_row, rows, past, pages, recent, encoded, state });
+            let encoder_tokens = self.encoder_tokens[feed.sequence];
+            input.segments.push(Segment {
+                first_row,
+                rows,
+                cached_tokens,
+                pages,
+                window_pages,
+                encoder_tokens,
+                state,
+            });
         }
         if input.tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);

@@ -210,7 +210,7 @@ impl ModelExecutor {
                 CacheCopy::Page { from, to } => {
                     self.backend.copy_page(from.full, to.full);
                     if let (Some(from), Some(to)) = (from.window, to.window) {
-                        self.backend.copy_recent_page(from, to);
+                        self.backend.copy_window_page(from, to);
                     }
                 }
                 CacheCopy::State { from, to } => self.backend.copy_state(from, to),

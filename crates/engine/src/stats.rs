@@ -16,11 +16,11 @@ pub struct Stats {
     /// KV pages of running sequences; shared pages count once.
     pub pages_held: usize,
     /// Window pages.
-    pub recent_pages: usize,
+    pub window_pages: usize,
     /// Window pages in use.
-    pub recent_pages_in_use: usize,
+    pub window_pages_in_use: usize,
     /// Window pages of running sequences; shared pages count once.
-    pub recent_pages_held: usize,
+    pub window_pages_held: usize,
     /// Preemptions since the start.
     pub preempted: u64,
     /// Iterations of the loop since the start. If the count stands still while there are requests,

@@ -57,7 +57,8 @@ mod tests {
 
     #[test]
     fn each_row_has_the_adapter_scale_of_its_sequence() {
-        let segment = |first_row, rows| Segment { first_row, rows, past: 0, ..Segment::default() };
+        let segment =
+            |first_row, rows| Segment { first_row, rows, cached_tokens: 0, ..Segment::default() };
         let mut input = StepInput {
             tokens: vec![0; 3],
             segments: vec![segment(0, 2), segment(2, 1)],

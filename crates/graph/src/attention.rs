@@ -38,24 +38,24 @@ pub struct AttentionSpec {
     /// follows. Applied after the softcap.
     pub alibi: Option<f32>,
     /// Relative position bias. Applied after the softcap.
-    pub shifts: Option<Shifts>,
+    pub position_bias: Option<RelativePositionBias>,
     /// Lists of selected positions, for sparse attention.
-    pub chosen: Option<SelectedPositions>,
+    pub selected: Option<SelectedPositions>,
     /// Whether positions behind the last whole block are seen in addition to selected blocks.
     pub sees_tail: bool,
-    /// Whether the result is a partial result for a later attention, in [`Self::part_cols`]
+    /// Whether the result is a partial result for a later attention, in [`Self::partial_cols`]
     /// columns: weighted sums of values of all heads, then their largest scores, then their sums of
     /// weights.
-    pub is_part: bool,
+    pub returns_partial: bool,
 }
 
 impl AttentionSpec {
     /// Causal attention with scale `1 / √key_dim`.
     pub fn causal(heads: usize, kv_heads: usize, key_dim: usize, value_dim: usize) -> Self {
         let scale = 1.0 / (key_dim as f32).sqrt();
-        let (mask, softcap, sinks, alibi, shifts, chosen) =
+        let (mask, softcap, sinks, alibi, position_bias, selected) =
             (Mask::Causal, None, None, None, None, None);
-        let (values_in_keys, only_reads, sees_tail, is_part) = (false, false, false, false);
+        let (values_in_keys, only_reads, sees_tail, returns_partial) = (false, false, false, false);
         let sees_ahead = false;
         Self {
             heads,
@@ -70,10 +70,10 @@ impl AttentionSpec {
             sees_ahead,
             sinks,
             alibi,
-            shifts,
-            chosen,
+            position_bias,
+            selected,
             sees_tail,
-            is_part,
+            returns_partial,
         }
     }
 
@@ -90,13 +90,14 @@ impl AttentionSpec {
 
     /// Largest number of positions that a token sees with sparse attention. With at most this many
     /// positions, attention is dense.
-    pub fn room(&self) -> Option<usize> {
-        let tail = |chosen: SelectedPositions| if self.sees_tail { chosen.block - 1 } else { 0 };
-        self.chosen.map(|chosen| chosen.room().saturating_add(tail(chosen)))
+    pub fn max_attended_positions(&self) -> Option<usize> {
+        let tail =
+            |selected: SelectedPositions| if self.sees_tail { selected.block - 1 } else { 0 };
+        self.selected.map(|selected| selected.capacity().saturating_add(tail(selected)))
     }
 
     /// Columns of a partial result.
-    pub fn part_cols(&self) -> usize {
+    pub fn partial_cols(&self) -> usize {
         self.heads * (self.value_dim + 2)
     }
 
@@ -111,7 +112,7 @@ impl AttentionSpec {
 /// each query head. If tokens see later keys, half of the buckets are for these. Near distances
 /// have one bucket each; far distances share buckets logarithmically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Shifts {
+pub struct RelativePositionBias {
     /// `[heads, buckets]`.
     pub table: WeightId,
     /// Number of buckets, in [`Self::BUCKETS`].
@@ -120,7 +121,7 @@ pub struct Shifts {
     pub both_sides: bool,
 }
 
-impl Shifts {
+impl RelativePositionBias {
     /// Supported numbers of buckets.
     pub const BUCKETS: RangeInclusive<usize> = 4..=256;
     /// All distances from this one on share one bucket.
@@ -159,23 +160,30 @@ mod tests {
 
     #[test]
     fn near_keys_have_their_own_buckets_and_far_keys_share_them() {
-        let bucket =
-            |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: true }.bucket(behind);
+        let bucket = |behind| {
+            RelativePositionBias { table: WeightId(0), buckets: 32, both_sides: true }
+                .bucket(behind)
+        };
         assert_eq!([0, -1, -7, -8, -9, -12, -16, -32].map(bucket), [0, 1, 7, 8, 8, 9, 10, 12]);
         assert_eq!([1, 7, 8, 127, 128, i64::MAX].map(bucket), [17, 23, 24, 31, 31, 31]);
         assert_eq!((bucket(-127), bucket(-128), bucket(i64::MIN)), (15, 15, 15));
-        for buckets in Shifts::BUCKETS {
+        for buckets in RelativePositionBias::BUCKETS {
             for both_sides in [true, false] {
-                let shifts = Shifts { table: WeightId(0), buckets, both_sides };
-                assert!((-300..300).map(|behind| shifts.bucket(behind)).max().unwrap() < buckets);
+                let position_bias =
+                    RelativePositionBias { table: WeightId(0), buckets, both_sides };
+                assert!(
+                    (-300..300).map(|behind| position_bias.bucket(behind)).max().unwrap() < buckets
+                );
             }
         }
     }
 
     #[test]
     fn one_sided_attention_uses_all_buckets_for_earlier_keys() {
-        let bucket =
-            |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: false }.bucket(behind);
+        let bucket = |behind| {
+            RelativePositionBias { table: WeightId(0), buckets: 32, both_sides: false }
+                .bucket(behind)
+        };
         assert_eq!([0, -1, -15, -16, -19, -32, -64].map(bucket), [0, 1, 15, 16, 17, 21, 26]);
         assert_eq!([-110, -127, -128, i64::MIN, 1, 9].map(bucket), [30, 31, 31, 31, 0, 0]);
     }

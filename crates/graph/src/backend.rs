@@ -11,7 +11,7 @@ use crate::values::Rope;
 
 /// Bytes of a tensor, usually a range of a mapped file.
 pub trait Bytes: Send + Sync {
-    /// The bytes.
+    /// Content in the storage type, row by row.
     fn bytes(&self) -> &[u8];
 
     /// Number of bytes, without making them.
@@ -35,7 +35,7 @@ pub struct Weight {
     pub ty: TensorType,
     /// Shape, fastest dimension first.
     pub shape: Vec<usize>,
-    /// The bytes.
+    /// Content in the storage type, row by row.
     pub data: Arc<dyn Bytes>,
 }
 
@@ -59,8 +59,8 @@ pub struct CacheSpec {
     pub page_tokens: usize,
     /// Number of pages. The system provides their memory at the first write.
     pub pages: usize,
-    /// Number of window pages (see [`CacheLayer::is_recent`]).
-    pub recent_pages: usize,
+    /// Number of window pages (see [`CacheLayer::has_window`]).
+    pub window_pages: usize,
 }
 
 impl CacheSpec {
@@ -70,12 +70,12 @@ impl CacheSpec {
     }
 
     /// Bytes of one window page.
-    pub fn recent_page_bytes(&self) -> usize {
+    pub fn window_page_bytes(&self) -> usize {
         self.bytes_of_layers(true)
     }
 
-    fn bytes_of_layers(&self, recent: bool) -> usize {
-        let layers = self.layers.iter().filter(|layer| layer.is_recent() == recent);
+    fn bytes_of_layers(&self, has_window: bool) -> usize {
+        let layers = self.layers.iter().filter(|layer| layer.has_window() == has_window);
         let bytes = |l: &CacheLayer| {
             l.kv_heads * self.row_bytes(l).iter().sum::<usize>() * l.page_rows(self.page_tokens)
         };
@@ -85,7 +85,7 @@ impl CacheSpec {
     /// Bytes of all pages.
     pub fn bytes(&self) -> u64 {
         let of = |pages: usize, bytes: usize| pages as u64 * bytes as u64;
-        of(self.pages, self.page_bytes()) + of(self.recent_pages, self.recent_page_bytes())
+        of(self.pages, self.page_bytes()) + of(self.window_pages, self.window_page_bytes())
     }
 
     /// Bytes of a key and of a value of a layer; 0 for values that are part of their keys.
@@ -118,17 +118,18 @@ pub struct Segment {
     pub first_row: usize,
     /// Number of rows.
     pub rows: usize,
-    /// Number of tokens of the sequence in the cache; row i has position `past + i`.
-    pub past: usize,
-    /// Pages of the sequence, for at least `past + rows` tokens. Empty for encoders.
+    /// Number of tokens of the sequence in the cache; row i has position `cached_tokens + i`.
+    pub cached_tokens: usize,
+    /// Pages of the sequence, for at least `cached_tokens + rows` tokens. Empty for encoders.
     pub pages: Vec<u32>,
     /// Window pages of the sequence.
-    pub recent: RecentPages,
+    pub window_pages: SegmentWindowPages,
     /// Number of first tokens that an encoder has read; their keys and values come from the
     /// encoder. 0 without an encoder.
-    pub encoded: usize,
-    /// Slot of the recurrent states: in, after `past` tokens; out, after all rows. With `past` 0
-    /// the states start from zero, whatever the slot holds. Unused without recurrent layers.
+    pub encoder_tokens: usize,
+    /// Slot of the recurrent states: in, after `cached_tokens` tokens; out, after all rows. With
+    /// `cached_tokens` 0 the states start from zero, whatever the slot holds. Unused without
+    /// recurrent layers.
     pub state: u32,
 }
 
@@ -137,14 +138,17 @@ impl Segment {
     ///
     /// # Panics
     /// If the sequence does not have it.
-    pub fn page(&self, recent: bool, number: usize) -> u32 {
-        if recent { self.recent.pages[number - self.recent.first] } else { self.pages[number] }
+    pub fn page(&self, is_window_page: bool, number: usize) -> u32 {
+        match is_window_page {
+            true => self.window_pages.pages[number - self.window_pages.first],
+            false => self.pages[number],
+        }
     }
 }
 
 /// Window pages of a sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RecentPages {
+pub struct SegmentWindowPages {
     /// Number of the first page; at or before the first visible position.
     pub first: usize,
     /// Consecutive pages, for all tokens of the step.
@@ -198,9 +202,9 @@ pub struct OpTime {
     pub macs: u64,
 }
 
-/// Statistics of the inputs of products with a weight, for the importance matrix.
+/// Statistics of the activations that a weight multiplies, for the importance matrix.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Observed {
+pub struct ActivationStats {
     /// Name of the weight.
     pub name: String,
     /// Sum of squares of each column, one row per matrix (expert).
@@ -284,7 +288,7 @@ pub trait Backend: Send {
     /// Makes the slots of recurrent states; replaces earlier ones.
     fn create_states(&mut self, spec: StateSpec) -> Result<(), BackendError>;
 
-    /// Compiles a plan.
+    /// Selects kernels and buffers for a plan. The program serves steps up to the plan's capacity.
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError>;
 
     /// Runs a step. Its results are valid until the next step.
@@ -310,7 +314,7 @@ pub trait Backend: Send {
     fn copy_page(&mut self, from: u32, to: u32);
 
     /// Copies window page `from` to window page `to`.
-    fn copy_recent_page(&mut self, from: u32, to: u32);
+    fn copy_window_page(&mut self, from: u32, to: u32);
 
     /// Copies all states of slot `from` to slot `to`.
     fn copy_state(&mut self, from: u32, to: u32);
@@ -322,10 +326,10 @@ pub trait Backend: Send {
     fn measure(&mut self, on: bool);
 
     /// Measurements since [`Backend::measure`].
-    fn measured(&self) -> Vec<OpTime>;
+    fn op_times(&self) -> Vec<OpTime>;
 
     /// Input statistics by weight, if the backend was made to collect them.
-    fn observed(&self) -> Vec<Observed> {
+    fn activation_stats(&self) -> Vec<ActivationStats> {
         Vec::new()
     }
 }

@@ -8,7 +8,7 @@ mod streams;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::changes::*;
+use crate::adapter_updates::*;
 use crate::ops::*;
 use crate::values::*;
 
@@ -59,10 +59,10 @@ pub struct Graph {
     layer: Option<usize>,
     result: Option<ValueId>,
     extra_outputs: Vec<ValueId>,
-    changes: Arc<Changes>,
-    sees_all: bool,
+    updates: Arc<AdapterUpdates>,
+    is_bidirectional: bool,
     /// Layers with recorded inputs (feature taps), and these inputs.
-    watched: Vec<(usize, Option<ValueId>)>,
+    feature_taps: Vec<(usize, Option<ValueId>)>,
 }
 
 /// A matrix with its optional bias.
@@ -111,24 +111,24 @@ impl Graph {
     }
 
     /// A graph in which embeddings, products and mixtures of experts apply adapters.
-    pub fn with_changes(changes: Arc<Changes>) -> Self {
-        Self { changes, ..Self::default() }
+    pub fn with_adapter_updates(updates: Arc<AdapterUpdates>) -> Self {
+        Self { updates, ..Self::default() }
     }
 
     /// Makes causal attention bidirectional.
-    pub fn seeing_all(self) -> Self {
-        Self { sees_all: true, ..self }
+    pub fn bidirectional(self) -> Self {
+        Self { is_bidirectional: true, ..self }
     }
 
     /// Records the inputs of these layers (feature taps).
-    pub fn watching(self, layers: &[usize]) -> Self {
-        Self { watched: layers.iter().map(|&layer| (layer, None)).collect(), ..self }
+    pub fn with_feature_taps(self, layers: &[usize]) -> Self {
+        Self { feature_taps: layers.iter().map(|&layer| (layer, None)).collect(), ..self }
     }
 
-    /// Recorded inputs of layers, in order: the result of [`Self::steer`] for the layer before.
-    /// `None` for the first layer and for layers without nodes.
-    pub fn watched(&self) -> impl Iterator<Item = Option<ValueId>> {
-        self.watched.iter().map(|(_, input)| *input)
+    /// Recorded inputs of layers, in order: the result of [`Self::add_control_vectors`] for the
+    /// layer before. `None` for the first layer and for layers without nodes.
+    pub fn feature_taps(&self) -> impl Iterator<Item = Option<ValueId>> {
+        self.feature_taps.iter().map(|(_, input)| *input)
     }
 
     /// Operations in order.
@@ -214,12 +214,12 @@ impl Graph {
         index: Index,
     ) -> ValueId {
         let mut rows = self.push(name, Op::Embed { table, index }, Rows::Tokens, cols);
-        for change in self.changes_of(table) {
-            let Some(back) = change.back else { continue };
-            let thin = Op::Embed { table: change.up, index };
-            let thin = self.push("lora_up", thin, Rows::Tokens, change.rank);
-            let thin = self.scale_adapter(thin, change.adapter);
-            let wide = Linear { w: back, scale: change.scale, bias: None, out: cols };
+        for update in self.lora_updates_of(table) {
+            let Some(back) = update.back else { continue };
+            let thin = Op::Embed { table: update.up, index };
+            let thin = self.push("lora_up", thin, Rows::Tokens, update.rank);
+            let thin = self.scale_adapter(thin, update.adapter);
+            let wide = Linear { w: back, scale: update.scale, bias: None, out: cols };
             let wide = self.product("lora_back", &wide, thin);
             rows = self.add(name, rows, wide);
         }
@@ -227,7 +227,7 @@ impl Graph {
     }
 
     /// The rows of a table with `cols` columns that each token's numbers name, side by side.
-    pub fn embed_listed(
+    pub fn embed_rows(
         &mut self,
         name: &'static str,
         table: WeightId,
@@ -235,7 +235,7 @@ impl Graph {
         numbers: ValueId,
     ) -> ValueId {
         let of = self.value(numbers);
-        self.push(name, Op::EmbedListed { table, numbers }, of.rows, of.cols * cols)
+        self.push(name, Op::EmbedRows { table, numbers }, of.rows, of.cols * cols)
     }
 
     /// Input rows that the caller provides, `cols` columns wide.
@@ -246,7 +246,7 @@ impl Graph {
     /// `scale · x · wᵀ + bias`.
     pub fn linear(&mut self, name: &'static str, l: &Linear, x: ValueId) -> ValueId {
         let mut y = self.product(name, l, x);
-        for LowRank { down, up, rank, scale, adapter, .. } in self.changes_of(l.w) {
+        for LowRank { down, up, rank, scale, adapter, .. } in self.lora_updates_of(l.w) {
             let down = Linear { w: down, scale: 1.0, bias: None, out: rank };
             let thin = self.product("lora_down", &down, x);
             let thin = self.scale_adapter(thin, adapter);
@@ -267,9 +267,9 @@ impl Graph {
     pub fn linear_of_heads(&mut self, name: &'static str, l: &HeadLinear, x: ValueId) -> ValueId {
         let mut y = self.product_of_heads(name, l, x);
         let (dim, out) = (self.value(x).cols / l.heads, self.value(y).cols / l.heads);
-        for LowRank { down, up, rank, scale, adapter, .. } in self.changes_of(l.w) {
+        for LowRank { down, up, rank, scale, adapter, .. } in self.lora_updates_of(l.w) {
             let multiplied =
-                if dim > l.input { self.pick("lora_in", x, 0, l.input, dim) } else { x };
+                if dim > l.input { self.strided_columns("lora_in", x, 0, l.input, dim) } else { x };
             let thin = HeadLinear { w: down, out: rank, ..*l };
             let thin = self.product_of_heads("lora_down", &thin, multiplied);
             let thin = self.scale_adapter(thin, adapter);
@@ -291,8 +291,8 @@ impl Graph {
         self.push(name, Op::LinearOfHeads { w: l.w, x, heads: l.heads }, rows, out)
     }
 
-    fn changes_of(&self, w: WeightId) -> Vec<LowRank> {
-        self.changes.products.get(&w).cloned().unwrap_or_default()
+    fn lora_updates_of(&self, w: WeightId) -> Vec<LowRank> {
+        self.updates.products.get(&w).cloned().unwrap_or_default()
     }
 
     fn scale_adapter(&mut self, x: ValueId, adapter: usize) -> ValueId {
@@ -300,12 +300,12 @@ impl Graph {
     }
 
     /// Adds the control vectors of a layer to the residual stream behind it.
-    pub fn steer(&mut self, layer: usize, x: ValueId) -> ValueId {
-        let directions = self.changes.directions.get(&layer).cloned().unwrap_or_default();
-        let steered = directions
-            .into_iter()
-            .fold(x, |x, direction| self.push_like("l_out_steered", Op::Steer { x, direction }, x));
-        let next = self.watched.iter_mut().filter(|(watched, _)| *watched == layer + 1);
+    pub fn add_control_vectors(&mut self, layer: usize, x: ValueId) -> ValueId {
+        let control_vectors = self.updates.control_vectors.get(&layer).cloned().unwrap_or_default();
+        let steered = control_vectors.into_iter().fold(x, |x, control_vector| {
+            self.push_like("l_out_steered", Op::AddControlVector { x, control_vector }, x)
+        });
+        let next = self.feature_taps.iter_mut().filter(|(tapped, _)| *tapped == layer + 1);
         next.for_each(|(_, input)| _ = input.get_or_insert(steered));
         steered
     }
@@ -365,11 +365,11 @@ impl Graph {
         router: ValueId,
     ) -> ValueId {
         assert_eq!(self.value(router).cols, spec.experts);
-        let up = if spec.glu.has_gate() { self.changes_of(spec.up) } else { Vec::new() };
-        spec.changes = ExpertChanges {
-            gate: self.changes_of(spec.gate),
+        let up = if spec.glu.has_gate() { self.lora_updates_of(spec.up) } else { Vec::new() };
+        spec.lora_updates = ExpertLoraUpdates {
+            gate: self.lora_updates_of(spec.gate),
             up,
-            down: self.changes_of(spec.down),
+            down: self.lora_updates_of(spec.down),
         };
         let (rows, out) = (self.value(x).rows, spec.out);
         self.push(name, Op::Moe { x, router, spec: Box::new(spec) }, rows, out)
@@ -382,7 +382,7 @@ impl Graph {
     }
 
     /// `width` columns from `start` on of each `period` columns of `x`, side by side.
-    pub fn pick(
+    pub fn strided_columns(
         &mut self,
         name: &'static str,
         x: ValueId,
@@ -393,7 +393,7 @@ impl Graph {
         let value = self.value(x);
         assert!(value.cols.is_multiple_of(period) && start + width <= period);
         let cols = value.cols / period * width;
-        self.push(name, Op::Pick { x, start, width, period }, value.rows, cols)
+        self.push(name, Op::StridedColumns { x, start, width, period }, value.rows, cols)
     }
 
     /// The columns of `a`, then the columns of `b`.
@@ -450,7 +450,12 @@ impl Graph {
     }
 
     /// Attention temperature, see [`Op::AttnTemperature`].
-    pub fn temper(&mut self, name: &'static str, x: ValueId, by: Temperature) -> ValueId {
+    pub fn attn_temperature(
+        &mut self,
+        name: &'static str,
+        x: ValueId,
+        by: AttnTemperatureSpec,
+    ) -> ValueId {
         self.push_like(name, Op::AttnTemperature { x, by }, x)
     }
 
@@ -465,13 +470,13 @@ impl Graph {
     }
 
     /// `x` scaled to the norm of `like`, row by row.
-    pub fn resize(&mut self, name: &'static str, x: ValueId, like: ValueId) -> ValueId {
+    pub fn match_norm(&mut self, name: &'static str, x: ValueId, like: ValueId) -> ValueId {
         assert_eq!(self.value(x).rows, self.value(like).rows);
         self.push_like(name, Op::MatchNorm { x, like }, x)
     }
 
     /// Depth attention, see [`Op::DepthAttention`]; `norm`: `w` and `eps`.
-    pub fn recall(
+    pub fn depth_attention(
         &mut self,
         name: &'static str,
         norm: (WeightId, f32),
@@ -491,9 +496,9 @@ impl Graph {
         )
     }
 
-    /// Gaussian top-k, see [`Op::Sparsify`].
-    pub fn sparsify(&mut self, name: &'static str, x: ValueId, deviations: f32) -> ValueId {
-        self.push_like(name, Op::Sparsify { x, deviations }, x)
+    /// Gaussian top-k, see [`Op::GaussianTopK`].
+    pub fn gaussian_top_k(&mut self, name: &'static str, x: ValueId, deviations: f32) -> ValueId {
+        self.push_like(name, Op::GaussianTopK { x, deviations }, x)
     }
 
     /// The rows of the tokens for which the step returns logits.
@@ -502,10 +507,10 @@ impl Graph {
         self.push("outputs", Op::GatherOutputs { x }, Rows::Outputs, cols)
     }
 
-    /// Moves each product up behind the first that reads the same value, so that backends can do
-    /// them together: changes of weights come between products that were recorded one after the
-    /// other.
-    pub fn join_products(&mut self) {
+    /// Moves each linear operation up behind the first one that reads the same value, so that
+    /// backends compute them together. LoRA operations separate linear operations that were
+    /// recorded one after the other.
+    pub fn group_linears_by_input(&mut self) {
         let mut first: BTreeMap<ValueId, usize> = BTreeMap::new();
         let mut groups: Vec<Vec<Node>> = Vec::with_capacity(self.nodes.len());
         for node in self.nodes.drain(..) {

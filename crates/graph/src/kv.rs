@@ -93,7 +93,7 @@ pub struct CacheLayer {
 
 impl CacheLayer {
     /// Whether the layer has window pages, which are released once no token sees them.
-    pub fn is_recent(&self) -> bool {
+    pub fn has_window(&self) -> bool {
         self.mask.reach().is_some()
     }
 
@@ -104,7 +104,7 @@ impl CacheLayer {
 
     /// Page number and row in the page of the row that is stored at `position`; `None` if no row is
     /// stored there.
-    pub fn place(&self, position: usize, page_tokens: usize) -> Option<(usize, usize)> {
+    pub fn cache_slot(&self, position: usize, page_tokens: usize) -> Option<(usize, usize)> {
         let each = self.mask.pooled();
         let at = position % page_tokens;
         (position + 1).is_multiple_of(each).then_some((position / page_tokens, at / each))
@@ -121,15 +121,12 @@ mod tests {
             let mask = Mask::Pooled(each);
             let layer =
                 CacheLayer { kv_heads: 1, key_dim: 1, value_dim: 1, values_in_keys: true, mask };
-            let places: Vec<_> =
-                (0..1000).filter_map(|position| layer.place(position, page)).collect();
-            assert_eq!(places.len(), 1000 / each as usize);
+            let slots: Vec<_> =
+                (0..1000).filter_map(|position| layer.cache_slot(position, page)).collect();
+            assert_eq!(slots.len(), 1000 / each as usize);
+            assert!(slots.is_sorted() && slots.windows(2).all(|two| two[0] != two[1]), "{slots:?}");
             assert!(
-                places.is_sorted() && places.windows(2).all(|two| two[0] != two[1]),
-                "{places:?}"
-            );
-            assert!(
-                places.iter().all(|&(_, place)| place < layer.page_rows(page)),
+                slots.iter().all(|&(_, slot)| slot < layer.page_rows(page)),
                 "{each} of {page}"
             );
         }
@@ -140,6 +137,6 @@ mod tests {
             values_in_keys: true,
             mask: Mask::Causal,
         };
-        assert_eq!((layer.place(70, 64), layer.page_rows(64)), (Some((1, 6)), 64));
+        assert_eq!((layer.cache_slot(70, 64), layer.page_rows(64)), (Some((1, 6)), 64));
     }
 }

@@ -8,9 +8,9 @@
 #![forbid(unsafe_code)]
 
 mod adapter_scales;
+mod adapter_updates;
 mod attention;
 mod backend;
-mod changes;
 mod graph;
 mod kv;
 mod mask;
@@ -26,21 +26,21 @@ mod top_k_positions;
 mod values;
 
 pub use adapter_scales::AdapterScales;
-pub use attention::{AttentionSpec, Shifts};
+pub use adapter_updates::{AdapterUpdates, ControlVector, ExpertLoraUpdates, LowRank};
+pub use attention::{AttentionSpec, RelativePositionBias};
 pub use backend::{
-    Backend, BackendError, Bytes, CacheSpec, Description, Observed, OpTime, ProgramId, RecentPages,
-    Segment, StateSpec, StepInput, Weight,
+    ActivationStats, Backend, BackendError, Bytes, CacheSpec, Description, OpTime, ProgramId,
+    Segment, SegmentWindowPages, StateSpec, StepInput, Weight,
 };
-pub use changes::{Changes, Direction, ExpertChanges, LowRank};
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
 pub use mask::Mask;
-pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};
+pub use ops::{Activation, AttnTemperatureSpec, Gating, Glu, Groups, MoeSpec, Op};
 pub use plan::{ArenaRange, Capacity, Plan};
 pub use pooled::Pooled;
 pub use recurrent::{
-    ConvSpec, DecayKind, DeltaSpec, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec,
-    ScanSpec, Wkv7Spec, WkvSpec,
+    ConvSpec, DecayKind, DeltaSpec, NgramEmbeddingSpec, NgramHead, PoolSpec, Recurrence,
+    RetentionSpec, ScanSpec, Wkv7Spec, WkvSpec,
 };
 pub use selected_positions::SelectedPositions;
 pub use streams::{StreamSpec, StreamWrite};

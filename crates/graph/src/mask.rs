@@ -15,17 +15,17 @@ pub enum Mask {
     /// All tokens of its sequence (encoders); not cached.
     Full,
     /// Tokens at most `n` positions before or behind it (encoders); not cached.
-    Around(u32),
-    /// Cross-attention to the encoder's input: the first `encoded` positions of its segment.
-    Encoded,
+    SymmetricWindow(u32),
+    /// Cross-attention to the encoder's input: the first `encoder_tokens` positions of its segment.
+    CrossAttention,
     /// All positions up to its own, except the encoder's input.
-    Decoded,
+    DecoderCausal,
 }
 
 impl Mask {
     /// Whether keys and values are cached for later steps.
     pub fn is_cached(self) -> bool {
-        !matches!(self, Mask::Full | Mask::Around(_))
+        !matches!(self, Mask::Full | Mask::SymmetricWindow(_))
     }
 
     /// Largest number of positions that a token sees, if it is bounded; earlier positions need not
@@ -36,9 +36,9 @@ impl Mask {
             Mask::Causal
             | Mask::Pooled(_)
             | Mask::Full
-            | Mask::Around(_)
-            | Mask::Encoded
-            | Mask::Decoded => None,
+            | Mask::SymmetricWindow(_)
+            | Mask::CrossAttention
+            | Mask::DecoderCausal => None,
         }
     }
 
@@ -50,9 +50,9 @@ impl Mask {
             Mask::Causal
             | Mask::Pooled(_)
             | Mask::Full
-            | Mask::Around(_)
-            | Mask::Encoded
-            | Mask::Decoded => 0,
+            | Mask::SymmetricWindow(_)
+            | Mask::CrossAttention
+            | Mask::DecoderCausal => 0,
         }
     }
 
@@ -83,7 +83,7 @@ mod tests {
     fn the_first_visible_position_never_decreases() {
         let all = [
             Mask::Causal,
-            Mask::Decoded,
+            Mask::DecoderCausal,
             Mask::Window(1),
             Mask::Window(5),
             Mask::Chunk(4),

@@ -6,8 +6,8 @@
 
 mod inputs;
 
+use crate::adapter_updates::{ControlVector, ExpertLoraUpdates};
 use crate::attention::AttentionSpec;
-use crate::changes::{Direction, ExpertChanges};
 use crate::recurrent::Recurrence;
 use crate::streams::StreamSpec;
 use crate::top_k_positions::TopKPositionsSpec;
@@ -63,12 +63,12 @@ pub enum Glu {
     /// `max(gate, 0)² · up`.
     GatedReluSquared,
     /// `gelu(gate)`, erf form, for experts without a gate: `gate` and `up` are the same matrix.
-    GeluAlone,
+    UngatedGelu,
     /// `max(gate, 0)²`, for experts without a gate: `gate` and `up` are the same matrix.
     ReluSquared,
     /// `gate`, for experts of two matrices without an activation: `gate` and `up` are the same
     /// matrix.
-    Alone,
+    Identity,
     /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
     Clamped {
         /// Slope of the sigmoid.
@@ -98,7 +98,7 @@ pub enum Glu {
 impl Glu {
     /// Whether `gate` and `up` are different matrices.
     pub fn has_gate(self) -> bool {
-        !matches!(self, Self::GeluAlone | Self::ReluSquared | Self::Alone)
+        !matches!(self, Self::UngatedGelu | Self::ReluSquared | Self::Identity)
     }
 }
 
@@ -108,7 +108,7 @@ pub enum Gating {
     /// Softmax over all experts; selected experts keep their probabilities.
     Softmax,
     /// Softmax over the logits of the selected experts.
-    SoftmaxOfChosen,
+    SoftmaxOfSelected,
     /// Sigmoid of each logit.
     Sigmoid,
     /// `√(ln(1 + eˣ))` of each logit.
@@ -125,17 +125,17 @@ pub struct Groups {
     /// Number of groups.
     pub count: usize,
     /// Number of groups per token.
-    pub used: usize,
+    pub top_k: usize,
 }
 
-/// A mixture of experts: `Σ weight_e · down_e(glu(gate_e x, up_e x))` over the `used` best of
+/// A mixture of experts: `Σ weight_e · down_e(glu(gate_e x, up_e x))` over the `top_k` best of
 /// `experts`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeSpec {
     /// Number of experts.
     pub experts: usize,
     /// Experts per token.
-    pub used: usize,
+    pub top_k: usize,
     /// Gating function.
     pub gating: Gating,
     /// Whether the weights of selected experts are normalised to sum 1.
@@ -148,9 +148,9 @@ pub struct MoeSpec {
     pub selection_bias: Option<WeightId>,
     /// Groups that limit the selection.
     pub groups: Option<Groups>,
-    /// `[used, vocabulary]` of 32-bit integers: the experts of each token id, in place of a
+    /// `[top_k, vocabulary]` of 32-bit integers: the experts of each token id, in place of a
     /// selection.
-    pub by_token: Option<WeightId>,
+    pub experts_by_token: Option<WeightId>,
     /// Whether weights multiply the input of experts instead of their result.
     pub weighs_input: bool,
     /// Activation of the experts.
@@ -160,7 +160,7 @@ pub struct MoeSpec {
     /// Columns of the result.
     pub out: usize,
     /// Number of consecutive experts that share their matrices.
-    pub sharing: usize,
+    pub experts_per_matrix: usize,
     /// `[in, hidden, experts]`.
     pub gate: WeightId,
     /// `[in, hidden, experts]`.
@@ -177,12 +177,12 @@ pub struct MoeSpec {
     /// `[out, experts]`, see `gate_bias`.
     pub down_bias: Option<WeightId>,
     /// Low-rank updates, which the graph builder fills in.
-    pub changes: ExpertChanges,
+    pub lora_updates: ExpertLoraUpdates,
 }
 
 /// Parameters of [`Op::AttnTemperature`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Temperature {
+pub struct AttnTemperatureSpec {
     /// Factor of the logarithm.
     pub scale: f32,
     /// Positions per temperature step.
@@ -203,7 +203,7 @@ pub enum Op {
     },
     /// Embedding of several rows per token: each column of `numbers` has the bits of a row number
     /// ([`crate::SelectedPositions::entry`]).
-    EmbedListed {
+    EmbedRows {
         /// `[features, rows]`, any weight type.
         table: WeightId,
         /// Row numbers.
@@ -219,7 +219,7 @@ pub enum Op {
         scale: f32,
         /// `[out]`.
         bias: Option<WeightId>,
-        /// Input.
+        /// `in` columns.
         x: ValueId,
     },
     /// Per-head product: the first `in` columns of each head times the matrix of the head; other
@@ -234,7 +234,7 @@ pub enum Op {
     },
     /// `x / √(mean(x²) + eps) · w` over groups of columns (a head, or the whole row).
     RmsNorm {
-        /// Input.
+        /// A whole number of groups per row.
         x: ValueId,
         /// Length of a group, or of a row; 1 if absent.
         w: Option<WeightId>,
@@ -245,7 +245,7 @@ pub enum Op {
     },
     /// `(x - mean) / √(variance + eps) · w + b` over groups of columns (a head, or the whole row).
     LayerNorm {
-        /// Input.
+        /// A whole number of groups per row.
         x: ValueId,
         /// Length of a group, or of a row; 1 if absent.
         w: Option<WeightId>,
@@ -258,13 +258,13 @@ pub enum Op {
     },
     /// Rotary embedding.
     Rope {
-        /// Input.
+        /// A whole number of heads per row.
         x: ValueId,
         /// Dimensions of a head.
         head_dim: usize,
         /// First rotated dimension of a head.
         start: usize,
-        /// The table.
+        /// Frequencies and pairing of dimensions.
         rope: RopeId,
     },
     /// Attention. Stores the keys and values of the step in the cache first, unless
@@ -279,11 +279,11 @@ pub enum Op {
         /// Layer of the cache; ignored for [`crate::Mask::Full`].
         layer: usize,
         /// Lists of selected positions, for sparse attention ([`crate::SelectedPositions`]).
-        chosen: Option<ValueId>,
+        selected: Option<ValueId>,
         /// Partial result of attention of the same queries to other positions, which this one
         /// completes.
-        before: Option<ValueId>,
-        /// Specification.
+        partial_input: Option<ValueId>,
+        /// Heads, dimensions, mask and biases.
         spec: AttentionSpec,
     },
     /// Top-k selection of sparse attention: stores the indexer's keys in the cache and selects, for
@@ -301,7 +301,7 @@ pub enum Op {
         weights: Option<ValueId>,
         /// Layer of the cache.
         layer: usize,
-        /// Specification.
+        /// Heads, mask and shape of the lists.
         spec: TopKPositionsSpec,
     },
     /// Stores keys and values in the cache for attention of later steps. Has no result.
@@ -326,82 +326,82 @@ pub enum Op {
     },
     /// An element-wise function.
     Activate {
-        /// The function.
+        /// Function of one element.
         kind: Activation,
-        /// Input.
+        /// Value of any shape.
         x: ValueId,
     },
     /// A mixture of experts.
     Moe {
-        /// Input.
+        /// `in` columns.
         x: ValueId,
         /// Router logits, one column per expert.
         router: ValueId,
-        /// Specification.
+        /// Experts, routing and weights.
         spec: Box<MoeSpec>,
     },
     /// `a + b`.
     Add {
-        /// First summand.
+        /// Value of any shape.
         a: ValueId,
-        /// Second summand.
+        /// Value of the same shape.
         b: ValueId,
     },
     /// The columns of `a`, then the columns of `b`.
     Concat {
-        /// First.
+        /// Left columns of the result.
         a: ValueId,
-        /// Second.
+        /// Right columns of the result; the same rows as `a`.
         b: ValueId,
     },
     /// `x · by`. If `by` has fewer columns, each column multiplies a group of consecutive columns
     /// of `x`.
     Mul {
-        /// Input.
+        /// Value of any shape.
         x: ValueId,
-        /// Factors.
+        /// Columns of `x`, or a divisor of their number.
         by: ValueId,
     },
     /// `x · (1 + scale · ln(1 + ⌊(position + offset) / floor⌋))`: attention temperature, which
     /// sharpens attention in long contexts (Llama 4).
     AttnTemperature {
-        /// Input.
+        /// Query heads.
         x: ValueId,
-        /// Parameters.
-        by: Temperature,
+        /// `scale`, `floor` and `offset`.
+        by: AttnTemperatureSpec,
     },
     /// `by · x`.
     Scale {
-        /// Input.
+        /// Value of any shape.
         x: ValueId,
         /// Factor.
         by: f32,
     },
     /// `scale · x`, with the adapter scale of the sequence of each row ([`crate::AdapterScales`]).
     ScaleAdapter {
-        /// Input.
+        /// Low-rank product or update of the adapter.
         x: ValueId,
         /// Number of the adapter.
         adapter: usize,
     },
     /// Control vector: `x + scale · vector`, with the adapter scale of the sequence of each row,
-    /// for each residual stream of `x`. See [`Direction`].
-    Steer {
-        /// Input.
+    /// for each residual stream of `x`. See [`ControlVector`].
+    AddControlVector {
+        /// Residual streams, in consecutive columns.
         x: ValueId,
-        /// The vector.
-        direction: Direction,
+        /// `vector`, with the number of its adapter.
+        control_vector: ControlVector,
     },
     /// `cap · tanh(x / cap)`.
     Softcap {
-        /// Input.
+        /// Value of any shape.
         x: ValueId,
         /// Bound.
         cap: f32,
     },
     /// `x · |like| / |x|`, row by row: gives `x` the norm of `like` (Gemma 3n).
     MatchNorm {
-        /// Input.
+        /// Value that is scaled.
         x: ValueId,
         /// Value with the norm that the result gets.
         like: ValueId,
@@ -418,15 +418,15 @@ pub enum Op {
     },
     /// Gaussian top-k (Gemma 3n): `max(x - mean - deviations · σ, 0)` with mean and standard
     /// deviation of each row.
-    Sparsify {
-        /// Input.
+    GaussianTopK {
+        /// Value of any shape.
         x: ValueId,
         /// Cut-off above the mean, in standard deviations.
         deviations: f32,
     },
     /// Takes `width` columns of each `period` columns.
-    Pick {
-        /// Input.
+    StridedColumns {
+        /// A whole number of periods per row.
         x: ValueId,
         /// First column within a period.
         start: usize,
@@ -473,9 +473,9 @@ pub enum Op {
     },
     /// Read and write weights of hyper-connections.
     StreamWeights {
-        /// Input of the weights.
+        /// Projected numbers of each kind of weights.
         x: ValueId,
-        /// Specification.
+        /// Scales, bases and floors of the weights.
         spec: Box<StreamSpec>,
     },
     /// `Σ weight_s · stream_s`.
@@ -520,7 +520,7 @@ impl Op {
     /// The operation's name in listings and measurements.
     pub fn name(&self) -> &'static str {
         match self {
-            Op::Embed { .. } | Op::EmbedListed { .. } => "embed",
+            Op::Embed { .. } | Op::EmbedRows { .. } => "embed",
             Op::InputRows => "input_rows",
             Op::Linear { .. } | Op::LinearOfHeads { .. } => "linear",
             Op::RmsNorm { .. } => "rms_norm",
@@ -537,12 +537,12 @@ impl Op {
             Op::AttnTemperature { .. } => "attn_temperature",
             Op::Scale { .. } => "scale",
             Op::ScaleAdapter { .. } => "scale_adapter",
-            Op::Steer { .. } => "steer",
+            Op::AddControlVector { .. } => "steer",
             Op::Softcap { .. } => "softcap",
             Op::MatchNorm { .. } => "match_norm",
             Op::DepthAttention { .. } => "depth_attention",
-            Op::Sparsify { .. } => "sparsify",
-            Op::Pick { .. } => "pick",
+            Op::GaussianTopK { .. } => "sparsify",
+            Op::StridedColumns { .. } => "pick",
             Op::DynamicConv { .. } => "dynamic_conv",
             Op::Unfold { .. } => "unfold",
             Op::GroupNorm { .. } => "group_norm",

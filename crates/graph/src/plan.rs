@@ -90,7 +90,7 @@ impl Plan {
     }
 
     /// Range of a value.
-    pub fn place(&self, id: ValueId) -> ArenaRange {
+    pub fn arena_range(&self, id: ValueId) -> ArenaRange {
         let value = self.graph.value(id);
         let stride = self.graph.storages()[value.storage].cols;
         ArenaRange {
@@ -137,7 +137,7 @@ fn last_uses(graph: &Graph, owner: &[usize]) -> Vec<usize> {
     last
 }
 
-/// First-fit allocation over a list of holes.
+/// Best-fit allocation over a list of holes.
 #[derive(Default)]
 struct Arena {
     size: usize,
@@ -216,12 +216,12 @@ mod tests {
         let mut content = vec![None; plan.arena];
         for node in graph.nodes() {
             for input in node.op.inputs() {
-                let (place, value) = (plan.place(input), graph.value(input));
-                for row in 0..plan.capacity.rows(place.rows) {
-                    for col in 0..place.cols {
+                let (range, value) = (plan.arena_range(input), graph.value(input));
+                for row in 0..plan.capacity.rows(range.rows) {
+                    for col in 0..range.cols {
                         let want = Some((value.storage, row, value.offset + col));
                         assert_eq!(
-                            content[place.start + row * place.stride + col],
+                            content[range.start + row * range.stride + col],
                             want,
                             "{}",
                             node.name
@@ -229,10 +229,10 @@ mod tests {
                     }
                 }
             }
-            let (place, value) = (plan.place(node.out), graph.value(node.out));
-            for row in 0..plan.capacity.rows(place.rows) {
-                for col in 0..place.cols {
-                    content[place.start + row * place.stride + col] =
+            let (range, value) = (plan.arena_range(node.out), graph.value(node.out));
+            for row in 0..plan.capacity.rows(range.rows) {
+                for col in 0..range.cols {
+                    content[range.start + row * range.stride + col] =
                         Some((value.storage, row, col));
                 }
             }
@@ -256,8 +256,8 @@ mod tests {
         let plan = Plan::new(g, Capacity { tokens: 3, outputs: 1 });
         assert_no_live_value_is_overwritten(&plan);
         let span = |id| {
-            let place = plan.place(id);
-            place.start..place.start + (3 - 1) * place.stride + place.cols
+            let range = plan.arena_range(id);
+            range.start..range.start + (3 - 1) * range.stride + range.cols
         };
         let kept = span(first);
         let after = plan.graph.nodes().iter().skip_while(|node| node.out != first).skip(1);

@@ -17,7 +17,7 @@ pub struct Pooled {
     /// Pooled rows, each at the last token of its block.
     pub rows: ValueId,
     /// Selected rows; `None` for all.
-    pub chosen: Option<(ValueId, SelectedPositions)>,
+    pub selected: Option<(ValueId, SelectedPositions)>,
 }
 
 impl Graph {
@@ -33,20 +33,20 @@ impl Graph {
     ) -> ValueId {
         assert!(spec.values_in_keys && matches!(pooled.mask, Mask::Pooled(_)));
         assert!(
-            spec.alibi.is_none() && spec.shifts.is_none(),
+            spec.alibi.is_none() && spec.position_bias.is_none(),
             "attention to pooled rows has no position biases"
         );
-        let near = AttentionSpec { is_part: true, sinks: None, ..spec };
+        let near = AttentionSpec { returns_partial: true, sinks: None, ..spec };
         let near = self.attention(name, layer, [q, k, k], near);
-        let form = pooled.chosen.map(|(_, form)| form);
+        let form = pooled.selected.map(|(_, form)| form);
         assert!(form.is_none_or(|form| form.lists == 1 || form.lists == spec.kv_heads));
-        let spec = AttentionSpec { mask: pooled.mask, chosen: form, ..spec };
-        let chosen = pooled.chosen.map(|(lists, _)| lists);
+        let spec = AttentionSpec { mask: pooled.mask, selected: form, ..spec };
+        let selected = pooled.selected.map(|(lists, _)| lists);
         self.attention_of(
             name,
             pooled.layer,
             [q, pooled.rows, pooled.rows],
-            [chosen, Some(near)],
+            [selected, Some(near)],
             spec,
         )
     }

@@ -52,7 +52,7 @@ pub enum Recurrence {
         spec: DeltaSpec,
     },
     /// RWKV 6 (Peng et al., 2024). For each head, with the decay `w = exp(-exp(decay))`: the result
-    /// is `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`. Without `u` (`spec.first`) it is
+    /// is `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`. Without `u` (`spec.bonus`) it is
     /// gated linear attention (Yang et al., 2023): `S ← diag(w) S + ((1 - w) ⊙ k) vᵀ`, then the
     /// result is `Sᵀ r / √dim`.
     Wkv {
@@ -113,11 +113,11 @@ pub enum Recurrence {
         /// Specification.
         spec: PoolSpec,
     },
-    /// Table rows of the n-grams that end with each token ([`GramSpec`]). Its input is the token
-    /// ids only.
-    Grams {
+    /// Table rows of the n-grams that end with each token ([`NgramEmbeddingSpec`]). Its input is
+    /// the token ids only.
+    NgramRows {
         /// Specification.
-        spec: Arc<GramSpec>,
+        spec: Arc<NgramEmbeddingSpec>,
     },
 }
 
@@ -248,8 +248,8 @@ pub struct WkvSpec {
     pub kv_heads: usize,
     /// Dimensions of a head.
     pub dim: usize,
-    /// `u`: `[heads · dim]`.
-    pub first: Option<WeightId>,
+    /// `u`, `[heads · dim]`: extra weight of the current token (RWKV `time_faaaa`).
+    pub bonus: Option<WeightId>,
 }
 
 impl WkvSpec {
@@ -268,8 +268,8 @@ pub struct Wkv7Spec {
     pub heads: usize,
     /// Dimensions of a head.
     pub dim: usize,
-    /// `u`: `[heads · dim]`.
-    pub itself: WeightId,
+    /// `u`, `[heads · dim]`: extra weight of the current token (RWKV `r_k`).
+    pub bonus: WeightId,
 }
 
 impl Wkv7Spec {
@@ -332,14 +332,14 @@ impl PoolSpec {
     }
 }
 
-/// Specification of [`Recurrence::Grams`]: embeddings of the n-grams of two ids, of three and so on
-/// that end with a token (Qwen, 2026).
+/// Specification of [`Recurrence::NgramRows`]: embeddings of the n-grams of two ids, of three and
+/// so on that end with a token (Qwen, 2026).
 ///
 /// The number of an n-gram is the exclusive or of its ids, each times its multiplier, modulo 2⁶⁴.
-/// It is unsigned, also in the division by [`GramHead::rows`]. N-grams do not cross the end of a
+/// It is unsigned, also in the division by [`NgramHead::rows`]. N-grams do not cross the end of a
 /// text: `end` takes the place of ids before it, and of ids before the first token of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GramSpec {
+pub struct NgramEmbeddingSpec {
     /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
     /// Multiplier of the token's id, then of each earlier id; one more than there are lengths of
@@ -347,21 +347,21 @@ pub struct GramSpec {
     pub multipliers: Vec<u64>,
     /// Heads of each length from two on, the same number for each. A column of the result has the
     /// bits of a head's row ([`crate::SelectedPositions::entry`]).
-    pub heads: Vec<GramHead>,
+    pub heads: Vec<NgramHead>,
     /// The id that ends a text.
     pub end: u32,
 }
 
 /// Rows of the table that belong to one head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GramHead {
+pub struct NgramHead {
     /// First row.
     pub first: u32,
     /// Number of rows. The row of an n-gram is its number modulo this.
     pub rows: u32,
 }
 
-impl GramSpec {
+impl NgramEmbeddingSpec {
     /// Largest number of earlier ids in an n-gram.
     pub fn before(&self) -> usize {
         self.multipliers.len() - 1
@@ -399,7 +399,7 @@ impl Recurrence {
             Self::Wkv7 { .. } => "wkv7",
             Self::Retention { .. } => "retention",
             Self::Pool { .. } => "pool",
-            Self::Grams { .. } => "grams",
+            Self::NgramRows { .. } => "grams",
         }
     }
 
@@ -413,7 +413,7 @@ impl Recurrence {
             Self::Wkv7 { r, k, v, decay, forget, rate, .. } => vec![r, k, v, decay, forget, rate],
             Self::Retention { q, k, v, .. } => vec![q, k, v],
             Self::Pool { x, gate, .. } => [x].into_iter().chain(gate).collect(),
-            Self::Grams { .. } => Vec::new(),
+            Self::NgramRows { .. } => Vec::new(),
         }
     }
 
@@ -464,7 +464,7 @@ impl Recurrence {
                 assert!(spec.block > 0);
                 spec.dim
             }
-            Self::Grams { ref spec } => {
+            Self::NgramRows { ref spec } => {
                 assert!(spec.before() > 0 && spec.heads.len().is_multiple_of(spec.before()));
                 assert!(spec.heads.iter().all(|head| head.rows > 0));
                 spec.heads.len()

@@ -32,7 +32,7 @@ impl SelectedPositions {
     }
 
     /// Positions that a list can hold. With at most this many positions, attention is dense.
-    pub fn room(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.count.saturating_mul(self.block)
     }
 }

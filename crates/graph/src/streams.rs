@@ -20,11 +20,11 @@ pub struct StreamSpec {
     pub scales: Vec<f32>,
     /// Base of each number.
     pub base: Vec<f32>,
-    /// See above.
+    /// Added to read weights (`σ(x) + floor`), mixing weights and the sums of mixing weights.
     pub floor: f32,
-    /// See above.
+    /// Factor of write weights: `magnitude · σ(x) + write_floor`.
     pub magnitude: f32,
-    /// See above.
+    /// Added to write weights: `magnitude · σ(x) + write_floor`.
     pub write_floor: f32,
     /// Number of column normalisations, with row normalisations between them.
     pub rounds: usize,

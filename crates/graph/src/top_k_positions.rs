@@ -20,13 +20,13 @@ pub struct TopKPositionsSpec {
     /// Number of nearest blocks that are selected regardless of their scores.
     pub near: usize,
     /// Shape of the lists.
-    pub chosen: SelectedPositions,
+    pub selected: SelectedPositions,
 }
 
 impl TopKPositionsSpec {
     /// Query heads per list; the list uses the sum of their products.
     pub fn heads_of_list(&self) -> usize {
-        self.heads / self.chosen.lists
+        self.heads / self.selected.lists
     }
 
     /// Specification of an attention without values that stores the indexer's keys.

@@ -41,7 +41,7 @@ pub enum Index {
     /// Row of its token id.
     Token,
     /// Row that this list (I32) gives for its token id.
-    Instead(WeightId),
+    Remapped(WeightId),
     /// Row of its position in the sequence.
     Position,
     /// The same row for all tokens.
@@ -68,7 +68,7 @@ pub struct Rope {
     /// Factor of cosine and sine.
     pub magnitude: f32,
     /// Number that is subtracted from the position of each token, down to position 0.
-    pub behind: u32,
+    pub position_offset: u32,
     /// Whether the rotation is inverse.
-    pub is_back: bool,
+    pub is_inverse: bool,
 }

@@ -9,9 +9,9 @@
 use std::hint::black_box;
 
 use puna_kernels::{
-    ActKind, Acts, AttendRun, DeltaStep, KvLayout, KvRows, KvType, Level, OutMut, PoolStep, Q8Rows,
-    RUN, RunningSoftmax, ScanStep, ScoreRun, Scratch, Tap, WeightRows, Wkv7Step, WkvStep, level,
-    levels,
+    ActKind, Acts, AttendTile, DeltaStep, KV_TILE, KvLayout, KvRows, KvType, Level, OutMut,
+    PoolStep, Q8Rows, RunningSoftmax, ScanStep, ScoreTile, Scratch, Tap, WeightRows, Wkv7Step,
+    WkvStep, level, levels,
 };
 use puna_quant::TensorType;
 
@@ -86,12 +86,13 @@ fn linear(level: &Level, ty: TensorType) {
     }
 }
 
-/// A run of cached positions under the queries of a group of heads, and under a block of tokens.
+/// A KV tile of cached positions under the queries of a group of heads, and under a block of
+/// tokens.
 fn attention(level: &Level) {
     let mut scratch = Scratch::default();
     for ty in [KvType::F16, KvType::Q8_0] {
         let layout = KvLayout::Columns;
-        let mut data = vec![0; ty.row_bytes(DIM) * RUN];
+        let mut data = vec![0; ty.row_bytes(DIM) * KV_TILE];
         for row in data.chunks_exact_mut(ty.row_bytes(DIM)) {
             (level.vector.store_kv)(ty, &values(DIM), row);
         }
@@ -99,20 +100,20 @@ fn attention(level: &Level) {
             let stride = if layout == KvLayout::Rows {
                 ty.row_bytes(DIM)
             } else {
-                ty.row_bytes(ty.block_values()) * RUN
+                ty.row_bytes(ty.block_values()) * KV_TILE
             };
-            KvRows { ty, layout, rows: RUN, stride, dim: DIM, data: &data }
+            KvRows { ty, layout, rows: KV_TILE, stride, dim: DIM, data: &data }
         };
         for heads in [4, 64] {
-            let (q, visible) = (values(heads * DIM), vec![(0, RUN); heads]);
+            let (q, visible) = (values(heads * DIM), vec![(0, KV_TILE); heads]);
             let (keys, values, next) = (rows(layout), rows(KvLayout::Rows), &[][..]);
-            let run = AttendRun {
+            let tile = AttendTile {
                 q: &q,
                 keys,
                 values,
                 visible: &visible,
                 alibi: &[],
-                shifts: &[],
+                position_bias: &[],
                 next,
                 softcap: None,
             };
@@ -123,21 +124,21 @@ fn attention(level: &Level) {
                 sum.fill(0.0);
                 acc.fill(0.0);
                 let mut state = RunningSoftmax { max: &mut max, sum: &mut sum, acc: &mut acc };
-                (level.vector.attend)(&run, &mut state, &mut scratch);
+                (level.vector.attend)(&tile, &mut state, &mut scratch);
             });
             black_box(&acc);
         }
         let (q, weights) = (values(32 * DIM), values(32));
-        let mut sums = vec![0.0; RUN];
+        let mut sums = vec![0.0; KV_TILE];
         case(&format!("{} score {} 32", level.name, ty.name()), &mut || {
-            let run = ScoreRun {
+            let tile = ScoreTile {
                 q: &q,
                 keys: rows(layout),
                 weights: &weights,
                 summed: 32,
                 rectified: true,
             };
-            (level.vector.score)(&run, &mut sums, &mut scratch);
+            (level.vector.score)(&tile, &mut sums, &mut scratch);
         });
         black_box(&sums);
     }

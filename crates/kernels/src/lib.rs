@@ -24,7 +24,7 @@ pub use portable::load_position;
 pub use x86::tile_peaks;
 
 pub use recurrent::{DeltaStep, PoolStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
-pub use tiles::{Interleave, SLICE, TILE_K, TILE_ROWS, TileForm, TileRows, slice_len};
+pub use tiles::{AMX_SLICE, Interleave, TILE_K, TILE_ROWS, TileForm, TileRows, slice_len};
 
 pub use puna_graph::KvType;
 use puna_quant::TensorType;
@@ -276,7 +276,7 @@ pub const STREAM_ROWS: usize = 8;
 
 impl LinearKernel {
     /// The same kernel with one order of additions for any number of rows: it always streams.
-    pub fn one_order(self) -> Self {
+    pub fn deterministic(self) -> Self {
         Self { panel: self.stream, stream_rows: usize::MAX, bf16_parts: 0, tiles: None, ..self }
     }
 
@@ -287,20 +287,20 @@ impl LinearKernel {
 }
 
 /// Largest number of cache positions that the attention kernel takes at once.
-pub const RUN: usize = 64;
+pub const KV_TILE: usize = 64;
 
 /// Memory layout of cached keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvLayout {
     /// Position by position: position i starts at byte `i · stride`.
     Rows,
-    /// Value by value: value d of [`RUN`] positions starts at byte `d · stride`. Block types: block
-    /// b starts at byte `b · stride` with the scales of [`RUN`] positions; then, for each byte of
-    /// codes, that byte of [`RUN`] positions.
+    /// Value by value: value d of [`KV_TILE`] positions starts at byte `d · stride`. Block types:
+    /// block b starts at byte `b · stride` with the scales of [`KV_TILE`] positions; then, for each
+    /// byte of codes, that byte of [`KV_TILE`] positions.
     Columns,
 }
 
-/// A run: up to [`RUN`] cached positions of one KV head.
+/// A KV tile: up to [`KV_TILE`] cached positions of one KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct KvRows<'a> {
     /// Storage type.
@@ -314,7 +314,7 @@ pub struct KvRows<'a> {
     /// Values per position.
     pub dim: usize,
     /// The bytes, from the first value of the first position to the last value of the last; in
-    /// columns, of whole runs.
+    /// columns, of whole KV tiles.
     pub data: &'a [u8],
 }
 
@@ -325,9 +325,9 @@ impl KvRows<'_> {
         let (count, bytes) = match self.layout {
             KvLayout::Rows => (self.rows, self.ty.row_bytes(self.dim)),
             KvLayout::Columns => {
-                assert!(self.rows <= RUN);
+                assert!(self.rows <= KV_TILE);
                 let block = self.ty.block_values();
-                (self.dim / block, self.ty.row_bytes(block) * RUN)
+                (self.dim / block, self.ty.row_bytes(block) * KV_TILE)
             }
         };
         let end = count
@@ -337,23 +337,23 @@ impl KvRows<'_> {
     }
 }
 
-/// Attention of query rows to one run.
+/// Attention of query rows to one KV tile.
 #[derive(Debug, Clone, Copy)]
-pub struct AttendRun<'a> {
+pub struct AttendTile<'a> {
     /// Scaled query rows, contiguous.
     pub q: &'a [f32],
-    /// Keys of the run.
+    /// Keys of the KV tile.
     pub keys: KvRows<'a>,
-    /// Values of the run, in layout [`KvLayout::Rows`].
+    /// Values of the KV tile, in layout [`KvLayout::Rows`].
     pub values: KvRows<'a>,
-    /// For each query row, the range of positions that it sees, relative to the run.
+    /// For each query row, the range of positions that it sees, relative to the KV tile.
     pub visible: &'a [(usize, usize)],
     /// ALiBi bias of each query row, added after the softcap; empty without ALiBi.
     pub alibi: &'a [AlibiBias],
-    /// Position bias of each query row, [`RUN`] values per row, added after the softcap; empty
+    /// Position bias of each query row, [`KV_TILE`] values per row, added after the softcap; empty
     /// without.
-    pub shifts: &'a [f32],
-    /// Keys of the next run, to prefetch; may be empty.
+    pub position_bias: &'a [f32],
+    /// Keys of the next KV tile, to prefetch; may be empty.
     pub next: &'a [u8],
     /// Scores become `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
@@ -364,33 +364,34 @@ pub struct AttendRun<'a> {
 pub struct AlibiBias {
     /// Slope of the head.
     pub slope: f32,
-    /// Position of the query relative to the first key of the run; may lie outside of the run.
+    /// Position of the query relative to the first key of the KV tile; may lie outside of the KV
+    /// tile.
     pub from: f32,
 }
 
-impl AttendRun<'_> {
+impl AttendTile<'_> {
     /// Panics if the lengths of queries, keys, values and sums do not match.
     fn check(&self, state: &RunningSoftmax<'_>) {
         let (g, n) = (self.visible.len(), self.keys.rows);
         self.keys.check();
         self.values.check();
-        assert!(n <= RUN && self.values.rows == n && self.values.layout == KvLayout::Rows);
+        assert!(n <= KV_TILE && self.values.rows == n && self.values.layout == KvLayout::Rows);
         assert!(Some(self.q.len()) == g.checked_mul(self.keys.dim));
         assert!(Some(state.acc.len()) == g.checked_mul(self.values.dim));
         assert!(state.max.len() == g && state.sum.len() == g);
         assert!(self.alibi.is_empty() || self.alibi.len() == g);
-        assert!(self.shifts.is_empty() || self.shifts.len() == g * RUN);
+        assert!(self.position_bias.is_empty() || self.position_bias.len() == g * KV_TILE);
         assert!(self.visible.iter().all(|&(from, to)| from <= n && to <= n));
     }
 }
 
-/// Indexer scores: products of query rows with the keys of one run, summed over groups of
+/// Indexer scores: products of query rows with the keys of one KV tile, summed over groups of
 /// consecutive query rows.
 #[derive(Debug, Clone, Copy)]
-pub struct ScoreRun<'a> {
+pub struct ScoreTile<'a> {
     /// The query rows, contiguous.
     pub q: &'a [f32],
-    /// Keys of the run.
+    /// Keys of the KV tile.
     pub keys: KvRows<'a>,
     /// Weight of each query row; empty without.
     pub weights: &'a [f32],
@@ -400,7 +401,7 @@ pub struct ScoreRun<'a> {
     pub rectified: bool,
 }
 
-impl ScoreRun<'_> {
+impl ScoreTile<'_> {
     /// Query rows.
     fn rows(&self) -> usize {
         self.q.len() / self.keys.dim
@@ -410,9 +411,9 @@ impl ScoreRun<'_> {
     fn check(&self, sums: &[f32]) {
         self.keys.check();
         let rows = self.rows();
-        assert!(self.keys.rows <= RUN && Some(self.q.len()) == rows.checked_mul(self.keys.dim));
+        assert!(self.keys.rows <= KV_TILE && Some(self.q.len()) == rows.checked_mul(self.keys.dim));
         assert!(self.weights.is_empty() || self.weights.len() == rows);
-        assert!(rows.is_multiple_of(self.summed) && sums.len() == rows / self.summed * RUN);
+        assert!(rows.is_multiple_of(self.summed) && sums.len() == rows / self.summed * KV_TILE);
     }
 }
 
@@ -454,10 +455,11 @@ pub struct VectorKernels {
     pub max: fn(x: &[f32]) -> f32,
     /// Converts values to a cache row of type `ty`.
     pub store_kv: fn(ty: KvType, x: &[f32], row: &mut [u8]),
-    /// Adds a run to the running softmax of its query rows.
-    pub attend: fn(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch),
-    /// Indexer scores of a run: `sums[group · RUN + position]`, undefined behind the last key.
-    pub score: fn(run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch),
+    /// Adds a KV tile to the running softmax of its query rows.
+    pub attend: fn(tile: &AttendTile<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch),
+    /// Indexer scores of a KV tile: `sums[group · KV_TILE + position]`, undefined behind the last
+    /// key.
+    pub score: fn(tile: &ScoreTile<'_>, sums: &mut [f32], scratch: &mut Scratch),
     /// Kernels of recurrent layers.
     pub recurrent: RecurrentKernels,
 }

@@ -7,7 +7,7 @@ pub const TILE_ROWS: usize = 16;
 /// Values of K per tile of bf16.
 pub const TILE_K: usize = 32;
 /// Values of K per slice.
-pub const SLICE: usize = 256;
+pub const AMX_SLICE: usize = 256;
 
 /// Rows of activations as bf16, interleaved for matrix units.
 ///
@@ -45,7 +45,7 @@ impl TileRows<'_> {
     /// Range in a part of the piece with rows `16 · tile …` and values `256 · slice …`.
     pub fn piece(rows: usize, k: usize, tile: usize, slice: usize) -> Range<usize> {
         let len = slice_len(k, slice).next_multiple_of(TILE_K);
-        let start = slice * SLICE * rows.next_multiple_of(TILE_ROWS) + tile * TILE_ROWS * len;
+        let start = slice * AMX_SLICE * rows.next_multiple_of(TILE_ROWS) + tile * TILE_ROWS * len;
         start..start + TILE_ROWS * len
     }
 
@@ -62,7 +62,7 @@ impl TileRows<'_> {
 
 /// Number of values of K in slice `slice`.
 pub fn slice_len(k: usize, slice: usize) -> usize {
-    k.saturating_sub(slice * SLICE).min(SLICE)
+    k.saturating_sub(slice * AMX_SLICE).min(AMX_SLICE)
 }
 
 /// Converts one piece: up to 16 rows of up to 256 values.
@@ -97,7 +97,7 @@ mod tests {
     fn tile_pieces_cover_the_buffer_without_overlap() {
         for (rows, k) in [(1, 7), (16, 256), (17, 300), (40, 512), (33, 1000)] {
             let mut taken = vec![false; TileRows::part(rows, k)];
-            for slice in 0..k.div_ceil(SLICE) {
+            for slice in 0..k.div_ceil(AMX_SLICE) {
                 for tile in 0..rows.div_ceil(TILE_ROWS) {
                     for i in TileRows::piece(rows, k, tile, slice) {
                         assert!(

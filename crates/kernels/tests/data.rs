@@ -1,6 +1,6 @@
 //! Test data: reproducible values, random blocks of every format, rounded activations.
 
-use puna_kernels::{Acts, Level, Q8Rows, SLICE, TILE_K, TILE_ROWS, TileRows, emulated, levels};
+use puna_kernels::{AMX_SLICE, Acts, Level, Q8Rows, TILE_K, TILE_ROWS, TileRows, emulated, levels};
 use puna_quant::TensorType;
 
 /// splitmix64.
@@ -191,8 +191,8 @@ pub(super) fn tiles(x: &[f32], rows: usize, k: usize) -> Vec<u16> {
     let mut data = vec![0; 2 * part];
     for (row, x) in x.chunks(k.max(1)).enumerate() {
         for (i, &x) in x.iter().enumerate() {
-            let piece = TileRows::piece(rows, k, row / TILE_ROWS, i / SLICE);
-            let (tile, pair) = (i % SLICE / TILE_K, i % TILE_K / 2);
+            let piece = TileRows::piece(rows, k, row / TILE_ROWS, i / AMX_SLICE);
+            let (tile, pair) = (i % AMX_SLICE / TILE_K, i % TILE_K / 2);
             let at = piece.start + 512 * tile + 32 * pair + 2 * (row % TILE_ROWS) + i % 2;
             data[at] = half::bf16::from_f32(x).to_bits();
             data[part + at] = half::bf16::from_f32(x - bf16(x, 1)).to_bits();

@@ -1,7 +1,7 @@
 //! Products of every level and format against the portable ones.
 
 use puna_kernels::{
-    ActKind, Acts, Level, LinearFn, LinearKernel, OutMut, SLICE, Scratch, TILE_ROWS, TileRows,
+    AMX_SLICE, ActKind, Acts, Level, LinearFn, LinearKernel, OutMut, Scratch, TILE_ROWS, TileRows,
     WeightRows, is_weight_type, level, levels, slice_len,
 };
 use puna_quant::TensorType;
@@ -360,11 +360,11 @@ fn rows_are_interleaved_as_the_layout_says() {
             let expected = tiles(&x, rows, k);
             for parts in [1, 2] {
                 let mut got = vec![0xffff; parts * TileRows::part(rows, k)];
-                for slice in 0..k.div_ceil(SLICE) {
+                for slice in 0..k.div_ceil(AMX_SLICE) {
                     for tile in 0..rows.div_ceil(TILE_ROWS) {
                         let (first, len) = (tile * TILE_ROWS, slice_len(k, slice));
                         let count = (rows - first).min(TILE_ROWS);
-                        let x = &x[first * k + slice * SLICE..][..(count - 1) * k + len];
+                        let x = &x[first * k + slice * AMX_SLICE..][..(count - 1) * k + len];
                         let (high, low) = got.split_at_mut(TileRows::part(rows, k));
                         let piece = TileRows::piece(rows, k, tile, slice);
                         let low = if parts > 1 { &mut low[piece.clone()] } else { &mut [] };

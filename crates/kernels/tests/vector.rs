@@ -1,8 +1,8 @@
 //! Vector kernels of every level against the portable ones.
 
 use puna_kernels::{
-    AlibiBias, AttendRun, KvLayout, KvRows, KvType, Level, RUN, RunningSoftmax, ScoreRun, Scratch,
-    levels,
+    AlibiBias, AttendTile, KV_TILE, KvLayout, KvRows, KvType, Level, RunningSoftmax, ScoreTile,
+    Scratch, levels,
 };
 
 use super::data::{Random, others};
@@ -213,12 +213,12 @@ fn rows_are_stored_with_the_same_bits() {
     }
 }
 
-/// A cache in columns: `[value][position]`, as long as whole runs.
+/// A cache in columns: `[value][position]`, as long as whole KV tiles.
 fn columns(ty: KvType, rows: usize, dim: usize, random: &mut Random) -> (Vec<u8>, usize) {
     let block = ty.block_values();
-    let (bytes, stride) = (ty.row_bytes(block), ty.row_bytes(block) * RUN + 2);
+    let (bytes, stride) = (ty.row_bytes(block), ty.row_bytes(block) * KV_TILE + 2);
     // Positions behind the last one are NaN.
-    let mut data = vec![0xff; (dim / block - 1) * stride + bytes * RUN];
+    let mut data = vec![0xff; (dim / block - 1) * stride + bytes * KV_TILE];
     for i in 0..rows {
         let mut row = vec![0; ty.row_bytes(dim)];
         (portable().vector.store_kv)(ty, &random.normals(dim), &mut row);
@@ -229,7 +229,7 @@ fn columns(ty: KvType, rows: usize, dim: usize, random: &mut Random) -> (Vec<u8>
                 continue;
             }
             to[2 * i..][..2].copy_from_slice(&value[..2]);
-            value[2..].iter().enumerate().for_each(|(j, code)| to[(2 + j) * RUN + i] = *code);
+            value[2..].iter().enumerate().for_each(|(j, code)| to[(2 + j) * KV_TILE + i] = *code);
         }
     }
     (data, stride)
@@ -258,10 +258,10 @@ impl Sums {
         sums
     }
 
-    fn attend(&mut self, level: &Level, run: &AttendRun<'_>) {
+    fn attend(&mut self, level: &Level, tile: &AttendTile<'_>) {
         let mut state =
             RunningSoftmax { max: &mut self.max, sum: &mut self.sum, acc: &mut self.acc };
-        (level.vector.attend)(run, &mut state, &mut Scratch::default());
+        (level.vector.attend)(tile, &mut state, &mut Scratch::default());
     }
 
     /// Row `h` alone.
@@ -274,9 +274,9 @@ impl Sums {
     }
 }
 
-/// Calls `check` with runs of every cache type, layout and shape, and with values that are the
+/// Calls `check` with KV tiles of every cache type, layout and shape, and with values that are the
 /// first of their keys' features.
-fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mut Random)) {
+fn each_tile(random: &mut Random, mut check: impl FnMut(&AttendTile<'_>, &str, &mut Random)) {
     let ways = [(KvLayout::Rows, false), (KvLayout::Columns, false), (KvLayout::Rows, true)];
     for (ty, (layout, within)) in KvType::ALL.into_iter().flat_map(|ty| ways.map(|way| (ty, way))) {
         for (key_dim, value_dim) in [(32, 64), (64, 32), (80, 80), (128, 96), (13, 13), (192, 128)]
@@ -315,15 +315,16 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                 let mut visible: Vec<(usize, usize)> =
                     (0..g).map(|h| (0, rows - h % rows)).collect();
                 visible[0] = (rows / 3, rows);
-                // With a query before, in and behind the run.
+                // With a query before, in and behind the KV tile.
                 let bias = |h: usize| AlibiBias {
                     slope: 0.3 / (h + 1) as f32,
                     from: h as f32 * 7.0 - 10.0,
                 };
                 let alibi: Vec<AlibiBias> = (0..if g % 2 == 0 { g } else { 0 }).map(bias).collect();
-                let shifts = if g % 3 == 0 { random.normals(g * RUN) } else { Vec::new() };
+                let position_bias =
+                    if g % 3 == 0 { random.normals(g * KV_TILE) } else { Vec::new() };
                 visible[g - 1] = if g % 2 == 1 && g > 1 { (0, 0) } else { visible[g - 1] };
-                let run = AttendRun {
+                let tile = AttendTile {
                     q: &q,
                     keys: KvRows {
                         ty,
@@ -343,7 +344,7 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                     },
                     visible: &visible,
                     alibi: &alibi,
-                    shifts: &shifts,
+                    position_bias: &position_bias,
                     next: &keys,
                     softcap: (g == 5).then_some(2.0),
                 };
@@ -351,7 +352,7 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                 let what = format!(
                     "{ty:?} {layout:?}{within} dims {key_dim} {value_dim}, {g} rows, {rows} positions"
                 );
-                check(&run, &what, random);
+                check(&tile, &what, random);
             }
         }
     }
@@ -359,14 +360,14 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
 
 #[test]
 fn attention_agrees_for_every_cache_type_layout_and_shape() {
-    each_run(&mut Random(7), |run, what, random| {
-        let before = Sums::random(run.visible.len(), run.values.dim, random);
+    each_tile(&mut Random(7), |tile, what, random| {
+        let before = Sums::random(tile.visible.len(), tile.values.dim, random);
         let mut expected = before.clone();
-        expected.attend(portable(), run);
+        expected.attend(portable(), tile);
         for level in others() {
             let what = format!("{} {what}", level.name);
             let mut got = before.clone();
-            got.attend(level, run);
+            got.attend(level, tile);
             near(&got.max, &expected.max, 1e-5, 1e-5, &what);
             near(&got.sum, &expected.sum, 2e-5, 1e-6, &what);
             near(&got.acc, &expected.acc, 2e-5, 1e-4, &what);
@@ -376,20 +377,21 @@ fn attention_agrees_for_every_cache_type_layout_and_shape() {
 
 #[test]
 fn a_query_row_has_the_same_bits_alone_and_in_a_batch() {
-    each_run(&mut Random(8), |run, what, random| {
-        let dim = run.values.dim;
-        let before = Sums::random(run.visible.len(), dim, random);
+    each_tile(&mut Random(8), |tile, what, random| {
+        let dim = tile.values.dim;
+        let before = Sums::random(tile.visible.len(), dim, random);
         for level in levels() {
             let mut together = before.clone();
-            together.attend(level, run);
-            for h in 0..run.visible.len() {
+            together.attend(level, tile);
+            for h in 0..tile.visible.len() {
                 let mut alone = before.row(h, dim);
-                let q = &run.q[h * run.keys.dim..][..run.keys.dim];
-                let alibi = run.alibi.get(h..=h).unwrap_or_default();
-                let shifts = run.shifts.get(h * RUN..(h + 1) * RUN).unwrap_or_default();
+                let q = &tile.q[h * tile.keys.dim..][..tile.keys.dim];
+                let alibi = tile.alibi.get(h..=h).unwrap_or_default();
+                let position_bias =
+                    tile.position_bias.get(h * KV_TILE..(h + 1) * KV_TILE).unwrap_or_default();
                 alone.attend(
                     level,
-                    &AttendRun { q, visible: &run.visible[h..=h], alibi, shifts, ..*run },
+                    &AttendTile { q, visible: &tile.visible[h..=h], alibi, position_bias, ..*tile },
                 );
                 assert!(alone == together.row(h, dim), "{} {what}: row {h}", level.name);
             }
@@ -406,41 +408,48 @@ fn softmax_and_vector_exponentials_have_the_same_bits() {
     let scores: Vec<f32> =
         (0..=100 << 8).map(|i| i as f32 * -(1.0 / 256.0)).chain(near_the_bound).collect();
     let identity: Vec<f32> =
-        (0..RUN * RUN).map(|i| f32::from(u8::from(i % (RUN + 1) == 0))).collect();
+        (0..KV_TILE * KV_TILE).map(|i| f32::from(u8::from(i % (KV_TILE + 1) == 0))).collect();
     fn row(data: &[f32], dim: usize) -> KvRows<'_> {
         let data = bytemuck::cast_slice(data);
-        KvRows { ty: KvType::F32, layout: KvLayout::Rows, rows: RUN, stride: 4 * dim, dim, data }
+        KvRows {
+            ty: KvType::F32,
+            layout: KvLayout::Rows,
+            rows: KV_TILE,
+            stride: 4 * dim,
+            dim,
+            data,
+        }
     }
     for level in others() {
-        for scores in scores.chunks(RUN - 2) {
+        for scores in scores.chunks(KV_TILE - 2) {
             // The first makes the largest zero.
-            let mut exps = [f32::NEG_INFINITY; RUN];
+            let mut exps = [f32::NEG_INFINITY; KV_TILE];
             exps[0] = 0.0;
             exps[1..=scores.len()].copy_from_slice(scores);
             let keys = exps;
-            let run = AttendRun {
+            let tile = AttendTile {
                 q: &[1.0],
                 keys: row(&keys, 1),
-                values: row(&identity, RUN),
-                visible: &[(0, RUN)],
+                values: row(&identity, KV_TILE),
+                visible: &[(0, KV_TILE)],
                 alibi: &[],
-                shifts: &[],
+                position_bias: &[],
                 next: &[],
                 softcap: None,
             };
             let mut sums =
-                Sums { max: vec![f32::NEG_INFINITY], sum: vec![0.0], acc: vec![0.0; RUN] };
-            sums.attend(level, &run);
+                Sums { max: vec![f32::NEG_INFINITY], sum: vec![0.0], acc: vec![0.0; KV_TILE] };
+            sums.attend(level, &tile);
             (level.vector.exp_sum)(&mut exps, 0.0);
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&sums.acc), bits(&exps), "{}: {scores:?}", level.name);
-            assert!((exps[0], exps[RUN - 1]) == (1.0, 0.0));
+            assert!((exps[0], exps[KV_TILE - 1]) == (1.0, 0.0));
         }
     }
 }
 
 /// Calls `check` with keys of every cache type, layout and shape, and with sums of several rows.
-fn each_score(random: &mut Random, mut check: impl FnMut(&ScoreRun<'_>, &str)) {
+fn each_score(random: &mut Random, mut check: impl FnMut(&ScoreTile<'_>, &str)) {
     for (ty, layout) in
         KvType::ALL.into_iter().flat_map(|ty| [(ty, KvLayout::Rows), (ty, KvLayout::Columns)])
     {
@@ -459,9 +468,9 @@ fn each_score(random: &mut Random, mut check: impl FnMut(&ScoreRun<'_>, &str)) {
                 let weights = if sums == 2 { &[][..] } else { &weights[..] };
                 let keys = KvRows { ty, layout, rows, stride, dim, data: &data };
                 for rectified in [true, false] {
-                    let run = ScoreRun { q: &q, keys, weights, summed, rectified };
+                    let tile = ScoreTile { q: &q, keys, weights, summed, rectified };
                     check(
-                        &run,
+                        &tile,
                         &format!(
                             "{ty:?} {layout:?} dim {dim}, {sums} of {summed}, {rows} positions"
                         ),
@@ -472,36 +481,38 @@ fn each_score(random: &mut Random, mut check: impl FnMut(&ScoreRun<'_>, &str)) {
     }
 }
 
-/// Of each sum the scores of the run's positions.
-fn scores(level: &Level, run: &ScoreRun<'_>) -> Vec<f32> {
-    let mut all = vec![0.0; run.q.len() / run.keys.dim / run.summed * RUN];
-    (level.vector.score)(run, &mut all, &mut Scratch::default());
-    all.chunks_exact(RUN).flat_map(|sum| sum[..run.keys.rows].to_vec()).collect()
+/// Of each sum the scores of the tile's positions.
+fn scores(level: &Level, tile: &ScoreTile<'_>) -> Vec<f32> {
+    let mut all = vec![0.0; tile.q.len() / tile.keys.dim / tile.summed * KV_TILE];
+    (level.vector.score)(tile, &mut all, &mut Scratch::default());
+    all.chunks_exact(KV_TILE).flat_map(|sum| sum[..tile.keys.rows].to_vec()).collect()
 }
 
 #[test]
 fn scores_agree_for_every_cache_type_layout_and_shape() {
-    each_score(&mut Random(9), |run, what| {
-        let expected = scores(portable(), run);
-        assert!(run.rectified || expected.iter().any(|&x| x != 0.0), "{what}");
+    each_score(&mut Random(9), |tile, what| {
+        let expected = scores(portable(), tile);
+        assert!(tile.rectified || expected.iter().any(|&x| x != 0.0), "{what}");
         for level in others() {
-            near(&scores(level, run), &expected, 2e-5, 2e-4, &format!("{} {what}", level.name));
+            near(&scores(level, tile), &expected, 2e-5, 2e-4, &format!("{} {what}", level.name));
         }
     });
 }
 
 #[test]
 fn a_sum_of_scores_has_the_same_bits_alone_and_in_a_batch() {
-    each_score(&mut Random(10), |run, what| {
-        let each = run.summed * run.keys.dim;
+    each_score(&mut Random(10), |tile, what| {
+        let each = tile.summed * tile.keys.dim;
         for level in levels() {
-            let together = scores(level, run);
-            for (sum, q) in run.q.chunks_exact(each).enumerate() {
-                let weights =
-                    run.weights.get(sum * run.summed..(sum + 1) * run.summed).unwrap_or_default();
-                let alone = scores(level, &ScoreRun { q, weights, ..*run });
+            let together = scores(level, tile);
+            for (sum, q) in tile.q.chunks_exact(each).enumerate() {
+                let weights = tile
+                    .weights
+                    .get(sum * tile.summed..(sum + 1) * tile.summed)
+                    .unwrap_or_default();
+                let alone = scores(level, &ScoreTile { q, weights, ..*tile });
                 assert!(
-                    alone == together[sum * run.keys.rows..][..run.keys.rows],
+                    alone == together[sum * tile.keys.rows..][..tile.keys.rows],
                     "{} {what}",
                     level.name
                 );

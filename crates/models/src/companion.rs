@@ -16,8 +16,8 @@ pub(crate) trait Drafter: Send + Sync {
     fn tap_target(&self, g: &mut Graph, hidden: ValueId, inputs: &[ValueId], target: &TargetParts);
 
     /// Records a step that stores keys and values of the target's tokens, for drafters that need
-    /// more than the target's own step has. Each row reads a token and the state ([`Graph::given`])
-    /// of the token before it.
+    /// more than the target's own step has. Each row reads a token and the state
+    /// ([`Graph::input_rows`]) of the token before it.
     fn prefill(&self, _g: &mut Graph, _target: &TargetParts) -> Option<ValueId> {
         None
     }
@@ -36,8 +36,8 @@ pub(crate) trait Drafter: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DraftMethod {
     /// One token per step. A row for each sequence reads its latest token or draft token, and a
-    /// state ([`puna_graph::StepInput::given`]). The first state is that of the latest computed
-    /// token; each step adds the state for the next one as an extra output.
+    /// state ([`puna_graph::StepInput::input_rows`]). The first state is that of the latest
+    /// computed token; each step adds the state for the next one as an extra output.
     Chain {
         /// Dimensions of a state.
         state_dim: usize,
@@ -189,7 +189,7 @@ impl LoadedDraft {
         mut g: Graph,
         model: &dyn Architecture,
     ) -> Result<(Graph, ValueId), ModelError> {
-        g = g.watching(&self.companion.requirements.tapped_layers);
+        g = g.with_feature_taps(&self.companion.requirements.tapped_layers);
         let hidden = model.hidden(&mut g, !self.taps_last_layer);
         let hidden = match g.value(hidden).rows {
             Rows::Outputs => hidden,
@@ -200,16 +200,16 @@ impl LoadedDraft {
         Ok((g, hidden))
     }
 
-    /// Values of the tapped layers, recorded by [`Graph::watching`]. Several residual streams are
-    /// averaged.
+    /// Values of the tapped layers, recorded by [`Graph::with_feature_taps`]. Several residual
+    /// streams are averaged.
     ///
     /// # Errors
     /// The target's graph does not record a tapped layer, or its value is not a residual stream.
     fn tapped_inputs(&self, g: &mut Graph) -> Result<Vec<ValueId>, ModelError> {
         let TargetRequirements { width, tapped_layers: layers, .. } = &self.companion.requirements;
-        let watched: Vec<_> = g.watched().zip(layers).collect();
-        let mut inputs = Vec::with_capacity(watched.len());
-        for (input, layer) in watched {
+        let taps: Vec<_> = g.feature_taps().zip(layers).collect();
+        let mut inputs = Vec::with_capacity(taps.len());
+        for (input, layer) in taps {
             let is_stream =
                 |value: Value| value.rows == Rows::Tokens && value.cols.is_multiple_of(*width);
             let Some(input) = input.filter(|&input| is_stream(g.value(input))) else {
@@ -337,9 +337,9 @@ pub(crate) const OUTPUT_HEAD: &str = "output.weight";
 /// Index of the last cache layer of the same kind (with or without a sliding window), if its shape
 /// and range suffice.
 fn last_layer_of_kind(layer: &CacheLayer, cache: &[CacheLayer]) -> Result<usize, String> {
-    let kind = if layer.is_recent() { "a sliding window" } else { "full attention" };
+    let kind = if layer.has_window() { "a sliding window" } else { "full attention" };
     let found =
-        cache.iter().rposition(|target_layer| target_layer.is_recent() == layer.is_recent());
+        cache.iter().rposition(|target_layer| target_layer.has_window() == layer.has_window());
     let found = found.ok_or_else(|| {
         format!("it needs the KV cache of a layer with {kind}, but the model has none")
     })?;

@@ -53,7 +53,7 @@ pub struct Layer {
     /// Rotary embedding of query and key; `None` for NoPE.
     pub rope: Option<RopeId>,
     /// Factor of queries that grows with the position.
-    pub temperature: Option<Temperature>,
+    pub temperature: Option<AttnTemperatureSpec>,
     /// Attention.
     pub attention: AttentionSpec,
     /// Sparse attention within the positions that the mask allows.
@@ -330,7 +330,7 @@ impl Layer {
             q = g.mul("Qcur_scaled", q, factors);
         }
         if let Some(by) = self.temperature {
-            q = g.temper("Qcur_attn_temp_scaled", q, by);
+            q = g.attn_temperature("Qcur_attn_temp_scaled", q, by);
         }
         let a = match selected {
             Some(positions) => {
@@ -383,7 +383,7 @@ impl Decoder {
                 let embd = g.scale("embd_skip", embd, *embd_skip_scale);
                 x = g.add("l_out_skip", x, embd);
             }
-            x = g.steer(i, x);
+            x = g.add_control_vectors(i, x);
             x = normed(g, "l_out_norm", stream_norm, x);
         }
         g.set_layer(None);

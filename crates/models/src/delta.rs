@@ -58,8 +58,9 @@ impl DeltaInputs {
                 let all = g.linear("linear_attn_qkvz", all, h);
                 let (dim, values) =
                     (spec.key_dim, spec.value_heads / spec.key_heads * spec.value_dim);
-                let mut pick =
-                    |name, start, width| g.pick(name, all, start, width, 2 * (dim + values));
+                let mut pick = |name, start, width| {
+                    g.strided_columns(name, all, start, width, 2 * (dim + values))
+                };
                 let [q, k] = [pick("q", 0, dim), pick("k", dim, dim)];
                 let [v, z] = [pick("v", 2 * dim, values), pick("z", 2 * dim + values, values)];
                 let qk = g.concat("linear_attn_qk", q, k);

@@ -1,7 +1,8 @@
 //! Mixture of experts: router, experts, and shared experts.
 
 use puna_graph::{
-    Activation, ExpertChanges, Gating, Glu, Graph, Groups, Linear, MoeSpec, Norm, ValueId, WeightId,
+    Activation, ExpertLoraUpdates, Gating, Glu, Graph, Groups, Linear, MoeSpec, Norm, ValueId,
+    WeightId,
 };
 
 use crate::blocks::Mlp;
@@ -26,7 +27,7 @@ pub struct ExpertShape {
     /// Number of experts.
     pub experts: usize,
     /// Experts per token.
-    pub used: usize,
+    pub top_k: usize,
     /// Hidden dimension of an expert.
     pub hidden: usize,
     /// Gating function.
@@ -90,17 +91,17 @@ impl ExpertShape {
     }
 
     /// [`Self::read`] with a given number of experts per token.
-    pub fn using(keys: &Keys<'_>, hidden: usize, used: usize) -> Result<Self, ModelError> {
+    pub fn using(keys: &Keys<'_>, hidden: usize, top_k: usize) -> Result<Self, ModelError> {
         let experts = keys.count("expert_count")?;
         let of = |key: &str, value: usize, reason| {
             Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
         };
-        if used == 0 || used > experts {
-            return of("expert_used_count", used, "must be between 1 and the number of experts");
+        if top_k == 0 || top_k > experts {
+            return of("expert_used_count", top_k, "must be between 1 and the number of experts");
         }
         Ok(Self {
             experts,
-            used,
+            top_k,
             hidden,
             gating: Gating::Softmax,
             normalise: false,
@@ -127,7 +128,7 @@ impl ExpertShape {
             None | Some(0) => gating,
             Some(1) => Gating::Softmax,
             Some(2) => Gating::Sigmoid,
-            Some(3) => Gating::SoftmaxOfChosen,
+            Some(3) => Gating::SoftmaxOfSelected,
             Some(4) => Gating::SqrtSoftplus,
             Some(other) => {
                 let reason = "use 1 (softmax), 2 (sigmoid), 3 (softmax of the selected experts) or 4 (square root of softplus)";
@@ -151,16 +152,19 @@ fn groups(keys: &Keys<'_>, shape: &ExpertShape) -> Result<Option<Groups>, ModelE
     if count <= 1 {
         return Ok(None);
     }
-    let used = keys.opt_count("expert_group_used_count")?.unwrap_or(count);
+    let top_k = keys.opt_count("expert_group_used_count")?.unwrap_or(count);
     let each = shape.experts / count;
-    if !shape.experts.is_multiple_of(count) || used == 0 || used > count || used * each < shape.used
+    if !shape.experts.is_multiple_of(count)
+        || top_k == 0
+        || top_k > count
+        || top_k * each < shape.top_k
     {
         let reason = "must divide the number of experts, and the used groups must have enough experts for a token";
         let (key, value) =
-            (keys.name("expert_group_count"), format!("{count}, of which {used} are used"));
+            (keys.name("expert_group_count"), format!("{count}, of which {top_k} are used"));
         return Err(ModelError::KeyValue { key, value, reason });
     }
-    Ok(Some(Groups { count, used }))
+    Ok(Some(Groups { count, top_k }))
 }
 
 impl Experts {
@@ -186,7 +190,7 @@ impl Experts {
     ) -> Result<Self, ModelError> {
         let ExpertShape {
             experts,
-            used,
+            top_k,
             hidden,
             gating,
             normalise,
@@ -219,19 +223,19 @@ impl Experts {
                 .transpose()?,
             spec: MoeSpec {
                 experts,
-                used,
+                top_k,
                 gating,
                 normalise,
                 scale,
                 factors: w.opt(&name("down", "scale"), &[experts])?,
                 selection_bias: selection_bias(w, block, experts)?,
                 groups,
-                by_token: None,
+                experts_by_token: None,
                 weighs_input,
                 glu,
                 hidden,
                 out: width,
-                sharing: 1,
+                experts_per_matrix: 1,
                 gate,
                 up,
                 is_joined,
@@ -242,30 +246,30 @@ impl Experts {
                 )?,
                 up_bias: w.opt(&name("up", "bias"), &[hidden, experts])?,
                 down_bias: w.opt(&name("down", "bias"), &[width, experts])?,
-                changes: ExpertChanges::default(),
+                lora_updates: ExpertLoraUpdates::default(),
             },
             adjugates: None,
         })
     }
 
     /// Adds the adjugate experts `ffn_{gate,up,down}_chexps` of hidden dimension `hidden`.
-    /// `sharing` consecutive experts share one, which computes once for each selected expert of
-    /// them, with its weight times `scale`.
+    /// `experts_per_matrix` consecutive experts share one, which computes once for each selected
+    /// expert of them, with its weight times `scale`.
     pub fn with_adjugates(
         self,
         w: &mut Weights<'_>,
         block: &str,
         (n_embd, hidden): (usize, usize),
-        (sharing, scale): (usize, f32),
+        (experts_per_matrix, scale): (usize, f32),
     ) -> Result<Self, ModelError> {
-        let matrices = self.spec.experts / sharing;
+        let matrices = self.spec.experts / experts_per_matrix;
         let mut matrix = |part: &str, shape: [usize; 2]| {
             w.tensor(&format!("{block}.ffn_{part}_chexps.weight"), &[shape[0], shape[1], matrices])
         };
         let adjugates = MoeSpec {
             scale,
             hidden,
-            sharing,
+            experts_per_matrix,
             gate: matrix("gate", [n_embd, hidden])?,
             up: matrix("up", [n_embd, hidden])?,
             is_joined: false,
@@ -279,16 +283,16 @@ impl Experts {
         Ok(Self { adjugates: Some(adjugates), ..self })
     }
 
-    /// Selects experts by token id, from `TENSOR [used, vocabulary]`.
+    /// Selects experts by token id, from `TENSOR [top_k, vocabulary]`.
     pub fn with_experts_by_token(
         self,
         w: &mut Weights<'_>,
         tensor: &str,
         n_vocab: usize,
     ) -> Result<Self, ModelError> {
-        let MoeSpec { experts, used, .. } = self.spec;
-        let by_token = Some(w.indices(tensor, &[used, n_vocab], experts)?);
-        Ok(Self { spec: MoeSpec { by_token, selection_bias: None, ..self.spec }, ..self })
+        let MoeSpec { experts, top_k, .. } = self.spec;
+        let experts_by_token = Some(w.indices(tensor, &[top_k, n_vocab], experts)?);
+        Ok(Self { spec: MoeSpec { experts_by_token, selection_bias: None, ..self.spec }, ..self })
     }
 
     /// Output of the experts for `x` with a separate input of the router.

@@ -169,7 +169,7 @@ impl Architecture for Hybrid {
             if self.halve_interval.is_some_and(|every| (block + 1).is_multiple_of(every)) {
                 stream.x = g.scale("l_out", stream.x, 0.5);
             }
-            stream.x = g.steer(block, stream.x);
+            stream.x = g.add_control_vectors(block, stream.x);
         }
         g.set_layer(None);
         let x = match &self.residual {
@@ -244,9 +244,9 @@ impl Attention {
     ) -> ValueId {
         let [mut q, mut k, v] = self.qkv.project(g, h);
         let dim = self.spec.key_dim;
-        let gate = self.gated.then(|| g.pick("attn_gate", q, dim, dim, 2 * dim));
+        let gate = self.gated.then(|| g.strided_columns("attn_gate", q, dim, dim, 2 * dim));
         if self.gated {
-            q = g.pick("Qcur", q, 0, dim, 2 * dim);
+            q = g.strided_columns("Qcur", q, 0, dim, 2 * dim);
         }
         if let Some([of_q, of_k]) = &self.norms {
             (q, k) = (of_q.apply(g, "Qcur_normed", q), of_k.apply(g, "Kcur_normed", k));

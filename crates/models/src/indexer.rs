@@ -97,9 +97,9 @@ impl IndexerSizes {
     /// Selects `count` blocks of `block` tokens by one pooled key per block.
     pub fn among_blocks(&self, block: usize, count: usize) -> TopKPositionsSpec {
         let Self { heads, dim, .. } = *self;
-        let (mask, chosen) =
+        let (mask, selected) =
             (Mask::Pooled(block as u32), SelectedPositions { lists: 1, count, block: 1 });
-        TopKPositionsSpec { heads, dim, rectified: true, mask, near: 0, chosen }
+        TopKPositionsSpec { heads, dim, rectified: true, mask, near: 0, selected }
     }
 }
 
@@ -149,7 +149,7 @@ impl Indexer {
     ) -> Result<Self, ModelError> {
         let IndexerSizes { heads, dim, top_k, block, local_blocks } = sizes;
         let n_embd = b.hp.n_embd;
-        let chosen = SelectedPositions { lists: 1, count: top_k, block };
+        let selected = SelectedPositions { lists: 1, count: top_k, block };
         Ok(Self {
             query: b.linear("indexer.attn_q_b", source, heads * dim)?,
             query_norm: None,
@@ -167,7 +167,7 @@ impl Indexer {
                 rectified: true,
                 mask: Mask::Causal,
                 near: local_blocks,
-                chosen,
+                selected,
             },
         })
     }
@@ -181,7 +181,7 @@ impl Indexer {
     ) -> Result<Self, ModelError> {
         let IndexerSizes { heads, dim, top_k, block, local_blocks } = sizes;
         let n_embd = b.hp.n_embd;
-        let chosen = SelectedPositions { lists: heads, count: top_k, block };
+        let selected = SelectedPositions { lists: heads, count: top_k, block };
         Ok(Self {
             query: b.linear("indexer.q_proj", n_embd, heads * dim)?,
             query_norm: Some(b.norm_of("indexer.q_norm", &[dim])?),
@@ -195,7 +195,7 @@ impl Indexer {
                 rectified: false,
                 mask: Mask::Causal,
                 near: local_blocks,
-                chosen,
+                selected,
             },
         })
     }
@@ -228,7 +228,7 @@ impl Indexer {
             }
             None => [q, k],
         };
-        (g.top_k_positions("top_k", layer, [q, k], weights, self.spec), self.spec.chosen)
+        (g.top_k_positions("top_k", layer, [q, k], weights, self.spec), self.spec.selected)
     }
 }
 

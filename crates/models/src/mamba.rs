@@ -81,7 +81,7 @@ impl Mixer for Mamba1 {
                 (b, c) = (of_b.apply(g, "ssm_b_norm", b), of_c.apply(g, "ssm_c_norm", c));
             }
             // A matrix product needs a contiguous copy, not a slice.
-            None => dt = g.pick("ssm_dt_in", all, 0, rank, rank + 2 * state),
+            None => dt = g.strided_columns("ssm_dt_in", all, 0, rank, rank + 2 * state),
         }
         let dt = g.linear("ssm_dt", &self.dt, dt);
         let y = g.recur("ssm_scan", Recurrence::Scan { x, dt, b, c, spec: self.scan });

@@ -257,9 +257,9 @@ impl Model {
 
     /// Records the graph of a step; `None` if the model has no steps of this kind.
     pub fn graph(&self, kind: StepKind) -> Option<Graph> {
-        let mut g = Graph::with_changes(Arc::clone(&self.adapters.changes));
+        let mut g = Graph::with_adapter_updates(Arc::clone(&self.adapters.updates));
         if self.is_bidirectional {
-            g = g.seeing_all();
+            g = g.bidirectional();
         }
         let result = match kind {
             StepKind::Hidden => self.arch.hidden(&mut g, false),
@@ -296,8 +296,8 @@ impl Model {
             }
         };
         g.set_result(result);
-        if !self.adapters.changes.is_empty() {
-            g.join_products();
+        if !self.adapters.updates.is_empty() {
+            g.group_linears_by_input();
         }
         Some(g)
     }

@@ -79,7 +79,7 @@ impl NgramKeys {
     }
 
     /// Hash heads of a table with `rows` rows.
-    fn heads(&self, keys: &Keys<'_>, rows: usize) -> Result<Vec<GramHead>, ModelError> {
+    fn heads(&self, keys: &Keys<'_>, rows: usize) -> Result<Vec<NgramHead>, ModelError> {
         let rows = (rows as u64).min(u64::from(u32::MAX));
         let head = |&(first, count): &(u64, u64)| {
             if count > rows {
@@ -90,7 +90,7 @@ impl NgramKeys {
                 let value = format!("{first}, for {count} rows of {rows}");
                 return Err(wrong(keys, "ple.head_offsets", value, "must be within the table"));
             }
-            Ok(GramHead { first: first as u32, rows: count as u32 })
+            Ok(NgramHead { first: first as u32, rows: count as u32 })
         };
         self.heads.iter().map(head).collect()
     }
@@ -119,7 +119,7 @@ fn list(
 pub struct NgramEmbedding {
     table: WeightId,
     width: usize,
-    spec: Arc<GramSpec>,
+    spec: Arc<NgramEmbeddingSpec>,
     /// Keys for each stream and value for all streams.
     key: Linear,
     value: Linear,
@@ -157,8 +157,12 @@ impl NgramEmbedding {
             silu: true,
         };
         let state = b.state("ple_key.weight", ngram_size - 1, 1)?;
-        let spec =
-            GramSpec { state, multipliers: config.multipliers.clone(), heads, end: config.end };
+        let spec = NgramEmbeddingSpec {
+            state,
+            multipliers: config.multipliers.clone(),
+            heads,
+            end: config.end,
+        };
         Ok(Self {
             table: b.w.tensor(TABLE, &[config.width, rows])?,
             width: config.width,
@@ -175,8 +179,8 @@ impl NgramEmbedding {
 
     /// Adds the embedding to the streams.
     pub fn add_to_streams(&self, g: &mut Graph, streams: ValueId) -> ValueId {
-        let rows = g.recur("ple_rows", Recurrence::Grams { spec: Arc::clone(&self.spec) });
-        let embd = g.embed_listed("ple_embd", self.table, self.width, rows);
+        let rows = g.recur("ple_rows", Recurrence::NgramRows { spec: Arc::clone(&self.spec) });
+        let embd = g.embed_rows("ple_embd", self.table, self.width, rows);
         let (key, value) =
             (g.linear("ple_key", &self.key, embd), g.linear("ple_value", &self.value, embd));
         let key = g.rms_norm("ple_key_normed", &self.key_norm, key);

@@ -113,7 +113,13 @@ impl RopeKeys {
             Scaling::Yarn { .. } => self.yarn(&mut frequencies),
         }
         let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
-        Rope { kind, frequencies, magnitude: self.magnitude(), behind: 0, is_back: false }
+        Rope {
+            kind,
+            frequencies,
+            magnitude: self.magnitude(),
+            position_offset: 0,
+            is_inverse: false,
+        }
     }
 
     fn yarn(&self, frequencies: &mut [f64]) {

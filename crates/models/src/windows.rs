@@ -47,7 +47,7 @@ impl Windows {
 
     /// Mask of layer `i` of an encoder: half a window on each side.
     pub fn encoder_mask(&self, i: usize) -> Mask {
-        self.of(i).map_or(Mask::Full, |width| Mask::Around(width / 2))
+        self.of(i).map_or(Mask::Full, |width| Mask::SymmetricWindow(width / 2))
     }
 
     fn of(&self, i: usize) -> Option<u32> {

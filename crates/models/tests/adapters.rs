@@ -481,10 +481,10 @@ fn together(entry: &Entry, level: &str, adapter_scales: &[AdapterScales]) -> Vec
     let mut rows = vec![Vec::new(); adapter_scales.len()];
     let all = entry.tokens.len();
     let chunk = if entry.is_whole() { all } else { 7 };
-    for past in (0..all).step_by(chunk) {
-        let tokens = &entry.tokens[past..(past + chunk).min(all)];
+    for cached_tokens in (0..all).step_by(chunk) {
+        let tokens = &entry.tokens[cached_tokens..(cached_tokens + chunk).min(all)];
         let sequences: Vec<_> =
-            (0..adapter_scales.len()).map(|sequence| (sequence, past, tokens)).collect();
+            (0..adapter_scales.len()).map(|sequence| (sequence, cached_tokens, tokens)).collect();
         let result = runner.step(&sequences);
         rows.iter_mut()
             .zip(result.chunks_exact(tokens.len()))

@@ -23,19 +23,19 @@ impl Chain {
         }
     }
 
-    /// Computes tokens of a sequence behind `past` others; drafting starts from the state of the
-    /// last one.
-    fn feed(&mut self, sequence: usize, past: usize, tokens: &[u32]) {
+    /// Computes tokens of a sequence behind `cached_tokens` others; drafting starts from the state
+    /// of the last one.
+    fn feed(&mut self, sequence: usize, cached_tokens: usize, tokens: &[u32]) {
         let (width, sees_own) = self.chain();
-        let input = self.pair.compute(sequence, past, tokens);
+        let input = self.pair.compute(sequence, cached_tokens, tokens);
         let states = self.pair.backend.extra_output(0).to_vec();
         assert_eq!(states.len(), if sees_own { width * tokens.len() } else { width });
         let newest = states[states.len() - width..].to_vec();
         let before = std::mem::replace(&mut self.states[sequence], newest);
         if sees_own {
-            let before = if past == 0 { vec![0.0; width] } else { before };
+            let before = if cached_tokens == 0 { vec![0.0; width] } else { before };
             let given = [&before[..], &states[..states.len() - width]].concat();
-            let segments = vec![Segment { encoded: 1, ..input.segments[0].clone() }];
+            let segments = vec![Segment { encoder_tokens: 1, ..input.segments[0].clone() }];
             let input = StepInput { input_rows: given, segments, outputs: Vec::new(), ..input };
             self.pair.run(StepKind::DraftPrefill, &input);
         }
@@ -47,11 +47,14 @@ impl Chain {
         let (width, sees_own) = self.chain();
         let mut input = StepInput::default();
         for (row, &(sequence, computed, token)) in asked.iter().enumerate() {
-            let (place, encoded) = if sees_own { (computed + nth, 1) } else { (computed - 1, 0) };
+            let (place, encoder_tokens) =
+                if sees_own { (computed + nth, 1) } else { (computed - 1, 0) };
             input.tokens.push(token);
             input.positions.push((if sees_own { place } else { computed }) as u32);
             input.input_rows.extend_from_slice(&self.states[sequence]);
-            input.segments.push(Segment { encoded, ..Pair::segment(sequence, row, place, 1) });
+            input
+                .segments
+                .push(Segment { encoder_tokens, ..Pair::segment(sequence, row, place, 1) });
             input.outputs.push(row as u32);
         }
         let logits = self.pair.run(StepKind::Draft, &input);

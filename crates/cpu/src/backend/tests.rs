@@ -63,7 +63,7 @@ struct Model {
     backend: CpuBackend,
     /// Programs for a prompt and for one token.
     programs: [ProgramId; 2],
-    past: usize,
+    cached_tokens: usize,
 }
 
 impl Model {
@@ -93,31 +93,31 @@ impl Model {
             value_type,
             page_tokens: 64,
             pages: 16,
-            recent_pages: 0,
+            window_pages: 0,
         };
         backend.create_cache(cache).unwrap();
         let programs = [PROMPT, 1].map(|tokens| {
             backend.compile(Plan::new(graph(), Capacity { tokens, outputs: 1 })).unwrap()
         });
-        Self { backend, programs, past: 0 }
+        Self { backend, programs, cached_tokens: 0 }
     }
 
     /// Logits of the last token, as bits.
     fn step(&mut self, rows: usize) -> Vec<u32> {
-        let positions = self.past..self.past + rows;
+        let positions = self.cached_tokens..self.cached_tokens + rows;
         let input = StepInput {
             tokens: positions.clone().map(|p| (p * 37 % VOCABULARY) as u32).collect(),
             positions: positions.map(|p| p as u32).collect(),
             segments: vec![Segment {
                 rows,
-                past: self.past,
+                cached_tokens: self.cached_tokens,
                 pages: (0..16).collect(),
                 ..Segment::default()
             }],
             outputs: vec![rows as u32 - 1],
             ..StepInput::default()
         };
-        self.past += rows;
+        self.cached_tokens += rows;
         self.backend.run(self.programs[usize::from(rows == 1)], &input);
         self.backend.result().iter().map(|x| x.to_bits()).collect()
     }
@@ -153,8 +153,9 @@ fn the_thread_count_follows_the_cpu_quota_and_changes_no_bit_of_the_results() {
 /// one.
 #[test]
 fn attention_tasks_of_a_token_cover_several_key_heads_if_threads_are_few() {
-    let blocks = |rows, past, threads| {
-        let segment = Segment { rows, past, pages: (0..16).collect(), ..Segment::default() };
+    let blocks = |rows, cached_tokens, threads| {
+        let segment =
+            Segment { rows, cached_tokens, pages: (0..16).collect(), ..Segment::default() };
         AttentionTasks::heads_of_blocks(&spec(), &[segment], threads)
     };
     let pairs =

@@ -1,6 +1,6 @@
 //! Sums, scales, activations and gated units.
 
-use puna_graph::{Activation, ArenaRange, Glu, Temperature};
+use puna_graph::{Activation, ArenaRange, AttnTemperatureSpec, Glu};
 use puna_kernels::Level;
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
@@ -8,12 +8,12 @@ use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 /// Element-wise functions.
 pub enum Unary {
     Activate(Activation),
-    AttnTemperature(Temperature),
+    AttnTemperature(AttnTemperatureSpec),
     Scale(f32),
     Softcap(f32),
     /// Gaussian top-k: the excess over the mean plus this number of standard deviations, at least
     /// zero.
-    Sparsify(f32),
+    GaussianTopK(f32),
 }
 
 /// An element-wise function of one value.
@@ -31,7 +31,7 @@ unsafe impl Instruction for Map {
             Unary::AttnTemperature(_) => "attn_temperature",
             Unary::Scale(_) => "scale",
             Unary::Softcap(_) => "softcap",
-            Unary::Sparsify(_) => "sparsify",
+            Unary::GaussianTopK(_) => "sparsify",
         }
     }
 
@@ -51,7 +51,7 @@ unsafe impl Instruction for Map {
                 }
                 Unary::Scale(by) => out.iter_mut().for_each(|x| *x *= by),
                 Unary::Softcap(cap) => out.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh()),
-                Unary::Sparsify(deviations) => sparsify(out, deviations),
+                Unary::GaussianTopK(deviations) => gaussian_top_k(out, deviations),
             }
         }
     }
@@ -78,14 +78,14 @@ fn activate(level: &Level, kind: Activation, x: &mut [f32]) {
 }
 
 /// Attention temperature at `position`.
-fn temperature(by: Temperature, position: u32) -> f32 {
+fn temperature(by: AttnTemperatureSpec, position: u32) -> f32 {
     let stair = position.saturating_add(by.offset) / by.floor.max(1);
     1.0 + by.scale * (stair as f32).ln_1p()
 }
 
 /// Gaussian top-k of a row. The variance is the sample's: divided by one less than the number of
 /// values.
-fn sparsify(x: &mut [f32], deviations: f32) {
+fn gaussian_top_k(x: &mut [f32], deviations: f32) {
     let n = x.len() as f64;
     let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
     let squares = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
@@ -266,13 +266,13 @@ pub fn gate(level: &Level, kind: Glu, x: &mut [f32], up: &[f32]) {
     match kind {
         Glu::Silu => (level.vector.swiglu)(x, up),
         Glu::Gelu => (level.vector.geglu)(x, up),
-        Glu::GeluAlone => (level.vector.gelu_erf)(x),
+        Glu::UngatedGelu => (level.vector.gelu_erf)(x),
         Glu::Relu => x.iter_mut().zip(up).for_each(|(x, &up)| *x = x.max(0.0) * up),
         Glu::GatedReluSquared => {
             x.iter_mut().zip(up).for_each(|(x, &up)| *x = x.max(0.0) * x.max(0.0) * up);
         }
         Glu::ReluSquared => x.iter_mut().for_each(|x| *x = x.max(0.0) * x.max(0.0)),
-        Glu::Alone => {}
+        Glu::Identity => {}
         Glu::Clamped { alpha, limit } => {
             for (x, &up) in x.iter_mut().zip(up) {
                 let (g, u) = (x.min(limit), up.clamp(-limit, limit));
@@ -353,14 +353,14 @@ mod tests {
         // Mean 0; the squares sum up to 18.
         let mut row = [-2.0, -2.0, 0.0, 0.0, 1.0, 3.0];
         let deviation = (18.0f32 / 5.0).sqrt();
-        sparsify(&mut row, 1.0);
+        gaussian_top_k(&mut row, 1.0);
         assert_eq!(row[..5], [0.0; 5]);
         assert!((row[5] - (3.0 - deviation)).abs() < 1e-6, "{}", row[5]);
     }
 
     #[test]
     fn attention_temperature_rises_in_steps_with_the_position() {
-        let by = Temperature { scale: 0.1, floor: 100, offset: 1 };
+        let by = AttnTemperatureSpec { scale: 0.1, floor: 100, offset: 1 };
         let at = |position| temperature(by, position);
         assert_eq!((at(0), at(98)), (1.0, 1.0));
         assert_eq!((at(99), at(198)), (1.0 + 0.1 * 2f32.ln(), 1.0 + 0.1 * 2f32.ln()));

@@ -49,7 +49,7 @@ unsafe impl Instruction for Embed {
         for row in task_rows(task, &self.out, step) {
             let entry = match self.index {
                 Index::Token => step.input.tokens[row],
-                Index::Instead(list) => listed(step.weight(list.index()), step.input.tokens[row]),
+                Index::Remapped(list) => listed(step.weight(list.index()), step.input.tokens[row]),
                 Index::Position => step.input.positions[row],
                 Index::Fixed(entry) => entry,
             };
@@ -60,14 +60,14 @@ unsafe impl Instruction for Embed {
 }
 
 /// Looks up several rows of a table for each token, by numbers in columns of a value.
-pub struct EmbedListed {
+pub struct EmbedRows {
     pub table: Table,
     pub numbers: ArenaRange,
     pub out: ArenaRange,
 }
 
 // SAFETY: a task writes its own rows of the result.
-unsafe impl Instruction for EmbedListed {
+unsafe impl Instruction for EmbedRows {
     fn name(&self) -> &'static str {
         "embed"
     }

@@ -6,23 +6,23 @@
 use std::sync::Arc;
 
 use puna_kernels::{
-    Acts, LinearKernel, SLICE, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len,
+    AMX_SLICE, Acts, LinearKernel, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len,
 };
 
-use crate::ops::moe::Mixture;
+use crate::ops::moe::MoeLayer;
 use crate::step::{Instruction, Step, ThreadScratch, TileBuffer};
 
 /// Input of an expert's products.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum ExpertInput {
     /// Input of gate and up.
-    Input,
+    GateUp,
     /// Input of down.
-    Hidden,
+    Down,
 }
 
 /// Values that a buffer needs for up to `slots` rows of `k` values of up to `experts` experts.
-pub fn room(slots: usize, experts: usize, k: usize, form: Option<TileForm>) -> usize {
+pub fn tile_buffer_len(slots: usize, experts: usize, k: usize, form: Option<TileForm>) -> usize {
     form.map_or(0, |form| form.parts * TileRows::part(tiles_at_most(slots, experts) * TILE_ROWS, k))
 }
 
@@ -31,18 +31,18 @@ fn tiles_at_most(slots: usize, experts: usize) -> usize {
     slots.div_ceil(TILE_ROWS) + experts.min(slots)
 }
 
-impl Mixture {
-    fn tile_form(&self, side: Side) -> Option<TileForm> {
-        match side {
-            Side::Input => TileForm::common(self.gate.kernel.tiles, self.up.kernel.tiles),
-            Side::Hidden => self.down.kernel.tiles,
+impl MoeLayer {
+    fn tile_form(&self, input: ExpertInput) -> Option<TileForm> {
+        match input {
+            ExpertInput::GateUp => TileForm::common(self.gate.kernel.tiles, self.up.kernel.tiles),
+            ExpertInput::Down => self.down.kernel.tiles,
         }
     }
 
-    fn tile_buffer(&self, side: Side) -> &TileBuffer {
-        match side {
-            Side::Input => &self.state.input_tiles,
-            Side::Hidden => &self.state.hidden_tiles,
+    fn tile_buffer(&self, input: ExpertInput) -> &TileBuffer {
+        match input {
+            ExpertInput::GateUp => &self.buffers.input_tiles,
+            ExpertInput::Down => &self.buffers.hidden_tiles,
         }
     }
 
@@ -53,8 +53,8 @@ impl Mixture {
 
     /// Columns of an input, and the index where the tiles of an expert begin behind `before` tiles
     /// of earlier experts.
-    fn tile_place(&self, side: Side, before: usize, parts: usize) -> (usize, usize) {
-        let k = if side == Side::Input { self.x.cols } else { self.spec.hidden };
+    fn tile_start(&self, input: ExpertInput, before: usize, parts: usize) -> (usize, usize) {
+        let k = if input == ExpertInput::GateUp { self.x.cols } else { self.spec.hidden };
         (k, parts * TileRows::part(before * TILE_ROWS, k))
     }
 
@@ -64,22 +64,23 @@ impl Mixture {
     /// They were made in this step, before a barrier.
     pub(super) unsafe fn tiles(
         &self,
-        side: Side,
+        input: ExpertInput,
         expert: usize,
         kernel: &LinearKernel,
     ) -> Option<Acts<'_>> {
         let rows = self.slots_of(expert).len();
-        let form =
-            self.tile_form(side).filter(|_| kernel.tiles.is_some() && rows > kernel.stream_rows)?;
+        let form = self
+            .tile_form(input)
+            .filter(|_| kernel.tiles.is_some() && rows > kernel.stream_rows)?;
         let before = (0..expert).map(|e| self.tiles_of(e)).sum();
-        let (k, at) = self.tile_place(side, before, form.parts);
+        let (k, at) = self.tile_start(input, before, form.parts);
         // SAFETY: the caller keeps the same contract.
-        Some(Acts::Tiles(unsafe { self.tile_buffer(side).rows(at, rows, k, form.parts) }))
+        Some(Acts::Tiles(unsafe { self.tile_buffer(input).rows(at, rows, k, form.parts) }))
     }
 }
 
-/// Interleaves the inputs of one side into tiles.
-pub struct TileSlots(pub Arc<Mixture>, pub Side);
+/// Interleaves the rows of an input into tiles.
+pub struct TileSlots(pub Arc<MoeLayer>, pub ExpertInput);
 
 impl TileSlots {
     /// The expert of a task, the number of tiles of earlier experts, and the tile of the expert.
@@ -109,7 +110,7 @@ unsafe impl Instruction for TileSlots {
         if tokens <= STREAM_ROWS {
             0
         } else {
-            tiles_at_most(tokens * self.0.spec.used, self.0.spec.experts)
+            tiles_at_most(tokens * self.0.spec.top_k, self.0.spec.experts)
         }
     }
 
@@ -120,26 +121,29 @@ unsafe impl Instruction for TileSlots {
         let slots = m.slots_of(expert);
         let first = slots.start + tile * TILE_ROWS;
         let count = (slots.end - first).min(TILE_ROWS);
-        let (k, at) = m.tile_place(self.1, before, form.parts);
-        scratch.floats.resize(TILE_ROWS * SLICE, 0.0);
-        for slice in 0..k.div_ceil(SLICE) {
+        let (k, at) = m.tile_start(self.1, before, form.parts);
+        scratch.floats.resize(TILE_ROWS * AMX_SLICE, 0.0);
+        for slice in 0..k.div_ceil(AMX_SLICE) {
             let len = slice_len(k, slice);
             // SAFETY: inputs were computed before a barrier; tiles do not overlap and each belongs
             // to one task.
             unsafe {
-                for (row, to) in scratch.floats.chunks_exact_mut(SLICE).enumerate().take(count) {
+                for (row, to) in scratch.floats.chunks_exact_mut(AMX_SLICE).enumerate().take(count)
+                {
                     let from = match self.1 {
-                        Side::Input => {
-                            let token = m.state.tokens.slice(first + row, 1)[0] as usize;
-                            &step.arena.row(&m.x, token)[slice * SLICE..]
+                        ExpertInput::GateUp => {
+                            let token = m.buffers.tokens.slice(first + row, 1)[0] as usize;
+                            &step.arena.row(&m.x, token)[slice * AMX_SLICE..]
                         }
-                        Side::Hidden => m.state.gate.slice((first + row) * k + slice * SLICE, len),
+                        ExpertInput::Down => {
+                            m.buffers.gate.slice((first + row) * k + slice * AMX_SLICE, len)
+                        }
                     };
                     to[..len].copy_from_slice(&from[..len]);
                 }
                 let to = m.tile_buffer(self.1);
                 let [high, low] = to.piece(at, (slots.len(), k, form.parts), tile, slice);
-                (form.interleave)(&scratch.floats, SLICE, count, len, high, low);
+                (form.interleave)(&scratch.floats, AMX_SLICE, count, len, high, low);
             }
         }
     }

@@ -5,7 +5,7 @@ use puna_graph::ArenaRange;
 use puna_kernels::{Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 use puna_quant::TensorType;
 
-use crate::ops::norm::Tiled;
+use crate::ops::norm::TiledInput;
 use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Bytes of weights per task if weights are streamed: large enough for the prefetcher, small enough
@@ -57,7 +57,7 @@ pub struct LinearGroup {
     /// Buffer of the input quantized to 8 bits, if the kernels take that.
     pub q8: Option<usize>,
     /// The input in tiles, if the kernels for many rows take that.
-    pub tiles: Option<Tiled>,
+    pub tiles: Option<TiledInput>,
 }
 
 impl LinearGroup {

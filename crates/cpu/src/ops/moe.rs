@@ -1,7 +1,7 @@
 //! Mixture of experts. Rows are grouped by expert, so that a step reads the weights of each
 //! selected expert once.
 //!
-//! Instructions: [`Route`], [`Gather`], [`GateUp`], [`Unit`], [`Down`], [`Combine`].
+//! Instructions: [`Route`], [`Gather`], [`GateUp`], [`ExpertActivation`], [`Down`], [`Combine`].
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use puna_graph::{ArenaRange, MoeSpec, Rows};
 use puna_kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
 use puna_quant::TensorType;
 
-use crate::memory::Shared;
+use crate::memory::SharedBuffer;
 use crate::ops::elementwise::gate;
-use crate::ops::expert_tiles::Side;
+use crate::ops::expert_tiles::ExpertInput;
 use crate::ops::routing::RouterScores;
 use crate::step::{Instruction, Q8Buffer, Step, ThreadScratch, TileBuffer};
 
@@ -35,8 +35,8 @@ pub struct ExpertMatrix {
     pub bias: Vec<f32>,
 }
 
-/// Data that the instructions of one mixture share.
-pub struct Mixture {
+/// Data that the instructions of one mixture-of-experts layer share.
+pub struct MoeLayer {
     pub spec: MoeSpec,
     pub gate: ExpertMatrix,
     pub up: ExpertMatrix,
@@ -50,35 +50,35 @@ pub struct Mixture {
     pub out: ArenaRange,
     /// Buffer of the input quantized to 8 bits, a row per token, if the kernels take that.
     pub q8: Option<usize>,
-    /// Buffers, shared with the other mixtures of the same shape in the program, which run one
-    /// after the other.
-    pub state: Arc<MixtureBuffers>,
+    /// Buffers, shared with the other MoE layers of the same shape in the program, which run
+    /// one after the other.
+    pub buffers: Arc<MoeBuffers>,
 }
 
-/// Buffers of a mixture, sized for the largest step. A *slot* is one use of an expert by a token;
-/// slots are ordered by expert.
-pub struct MixtureBuffers {
+/// Buffers of an MoE layer, sized for the largest step. A *slot* is one use of an expert by a
+/// token; slots are ordered by expert.
+pub struct MoeBuffers {
     /// First slot of each expert, and the number of slots.
-    pub starts: Shared<u32>,
+    pub starts: SharedBuffer<u32>,
     /// The token of each slot.
-    pub tokens: Shared<u32>,
+    pub tokens: SharedBuffer<u32>,
     /// The slot of the i-th expert of each token.
-    pub slots: Shared<u32>,
+    pub slots: SharedBuffer<u32>,
     /// The weight of the i-th expert of each token.
-    pub weights: Shared<f32>,
+    pub weights: SharedBuffer<f32>,
     /// Inputs in slot order, as f32 or 8 bits.
-    pub input: Shared<f32>,
+    pub input: SharedBuffer<f32>,
     pub input_q8: Q8Buffer,
-    pub gate: Shared<f32>,
-    pub up: Shared<f32>,
+    pub gate: SharedBuffer<f32>,
+    pub up: SharedBuffer<f32>,
     pub hidden_q8: Q8Buffer,
-    pub down: Shared<f32>,
+    pub down: SharedBuffer<f32>,
     /// Inputs and hidden values in tiles, if the kernels take that.
     pub input_tiles: TileBuffer,
     pub hidden_tiles: TileBuffer,
 }
 
-impl Mixture {
+impl MoeLayer {
     /// Whether experts have a gate matrix; without, `gate` and `up` are the same matrix.
     fn is_gated(&self) -> bool {
         self.spec.glu.has_gate()
@@ -89,40 +89,40 @@ impl Mixture {
     }
 
     pub(super) fn slots(&self, step: &Step<'_>) -> usize {
-        self.tokens(step) * self.spec.used
+        self.tokens(step) * self.spec.top_k
     }
 
     /// Slots of an expert.
     pub(super) fn slots_of(&self, expert: usize) -> std::ops::Range<usize> {
         // SAFETY: an earlier instruction wrote it, behind a barrier.
-        let starts = unsafe { self.state.starts.slice(expert, 2) };
+        let starts = unsafe { self.buffers.starts.slice(expert, 2) };
         starts[0] as usize..starts[1] as usize
     }
 
     /// The expert of a slot.
     pub(super) fn expert_of(&self, slot: usize) -> usize {
         // SAFETY: an earlier instruction wrote it, behind a barrier.
-        let starts = unsafe { self.state.starts.slice(0, self.spec.experts + 1) };
+        let starts = unsafe { self.buffers.starts.slice(0, self.spec.experts + 1) };
         starts.partition_point(|&start| start as usize <= slot) - 1
     }
 
     /// Index of the matrix that an expert uses; experts can share one.
     pub(super) fn matrix_of(&self, expert: usize) -> usize {
-        expert / self.spec.sharing
+        expert / self.spec.experts_per_matrix
     }
 
     /// The weight of a slot's expert for its token.
     fn weight_of(&self, slot: usize) -> f32 {
-        let used = self.spec.used;
+        let top_k = self.spec.top_k;
         // SAFETY: an earlier instruction wrote it, behind a barrier.
         unsafe {
-            let token = self.state.tokens.slice(slot, 1)[0] as usize;
-            let slots = self.state.slots.slice(token * used, used);
+            let token = self.buffers.tokens.slice(slot, 1)[0] as usize;
+            let slots = self.buffers.slots.slice(token * top_k, top_k);
             let at = slots
                 .iter()
                 .position(|&s| s as usize == slot)
                 .expect("each slot is one of its token's");
-            self.state.weights.slice(token * used + at, 1)[0]
+            self.buffers.weights.slice(token * top_k + at, 1)[0]
         }
     }
 
@@ -132,15 +132,18 @@ impl Mixture {
         row: usize,
         step: &'a Step<'_>,
     ) -> Option<impl Iterator<Item = u32> + use<'a>> {
-        let table: &[[u8; 4]] = bytemuck::cast_slice(step.weight(self.spec.by_token?.index()));
+        let table: &[[u8; 4]] =
+            bytemuck::cast_slice(step.weight(self.spec.experts_by_token?.index()));
         let row = match self.x.rows {
             Rows::Tokens => row,
             Rows::Outputs => step.input.outputs[row] as usize,
         };
-        let used = self.spec.used;
-        let token = (step.input.tokens[row] as usize).min(table.len() / used - 1);
+        let top_k = self.spec.top_k;
+        let token = (step.input.tokens[row] as usize).min(table.len() / top_k - 1);
         let last = self.spec.experts as u32 - 1;
-        Some(table[token * used..][..used].iter().map(move |&id| u32::from_le_bytes(id).min(last)))
+        Some(
+            table[token * top_k..][..top_k].iter().map(move |&id| u32::from_le_bytes(id).min(last)),
+        )
     }
 
     fn active(&self) -> impl Iterator<Item = usize> {
@@ -171,7 +174,7 @@ impl Mixture {
         m: &ExpertMatrix,
         (expert, first): (usize, usize),
         acts: Acts<'_>,
-        out: &Shared<f32>,
+        out: &SharedBuffer<f32>,
         step: &Step<'_>,
         scratch: &mut Scratch,
     ) {
@@ -197,7 +200,7 @@ impl Mixture {
 }
 
 /// Router: selects the experts of each token and orders slots by expert.
-pub struct Route(pub Arc<Mixture>);
+pub struct Route(pub Arc<MoeLayer>);
 
 // SAFETY: there is one task.
 unsafe impl Instruction for Route {
@@ -211,14 +214,14 @@ unsafe impl Instruction for Route {
 
     unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let (m, n) = (&*self.0, self.0.tokens(step));
-        let used = m.spec.used;
+        let top_k = m.spec.top_k;
         // SAFETY: routing is one task, and later instructions wait at its barrier.
         let (starts, tokens, slots, weights) = unsafe {
             (
-                m.state.starts.slice_mut(0, m.spec.experts + 1),
-                m.state.tokens.slice_mut(0, n * used),
-                m.state.slots.slice_mut(0, n * used),
-                m.state.weights.slice_mut(0, n * used),
+                m.buffers.starts.slice_mut(0, m.spec.experts + 1),
+                m.buffers.tokens.slice_mut(0, n * top_k),
+                m.buffers.slots.slice_mut(0, n * top_k),
+                m.buffers.weights.slice_mut(0, n * top_k),
             )
         };
         let mut scores = RouterScores::default();
@@ -226,7 +229,7 @@ unsafe impl Instruction for Route {
             // SAFETY: an earlier instruction computed it, behind a barrier.
             let logits = unsafe { step.arena.row(&m.router, token) };
             let (slots, weights) =
-                (&mut slots[token * used..][..used], &mut weights[token * used..][..used]);
+                (&mut slots[token * top_k..][..top_k], &mut weights[token * top_k..][..top_k]);
             match m.experts_of(token, step) {
                 Some(experts) => {
                     slots.iter_mut().zip(experts).for_each(|(slot, expert)| *slot = expert);
@@ -248,7 +251,7 @@ unsafe impl Instruction for Route {
         let mut next = starts.to_vec();
         for (i, slot) in slots.iter_mut().enumerate() {
             let place = &mut next[*slot as usize];
-            tokens[*place as usize] = (i / used) as u32;
+            tokens[*place as usize] = (i / top_k) as u32;
             *slot = *place;
             *place += 1;
         }
@@ -256,7 +259,7 @@ unsafe impl Instruction for Route {
 }
 
 /// Copies inputs into slot order.
-pub struct Gather(pub Arc<Mixture>);
+pub struct Gather(pub Arc<MoeLayer>);
 
 // SAFETY: a task writes its own slots of the inputs.
 unsafe impl Instruction for Gather {
@@ -274,14 +277,14 @@ unsafe impl Instruction for Gather {
             // SAFETY: earlier instructions wrote slots and input, behind a barrier; each slot
             // belongs to one task.
             unsafe {
-                let token = m.state.tokens.slice(slot, 1)[0] as usize;
+                let token = m.buffers.tokens.slice(slot, 1)[0] as usize;
                 match m.q8 {
                     Some(buffer) => {
-                        m.state.input_q8.copy_row(slot, &step.q8[buffer], token, m.x.cols)
+                        m.buffers.input_q8.copy_row(slot, &step.q8[buffer], token, m.x.cols)
                     }
                     None => {
                         let row = step.arena.row(&m.x, token);
-                        m.state.input.slice_mut(slot * m.x.cols, m.x.cols).copy_from_slice(row);
+                        m.buffers.input.slice_mut(slot * m.x.cols, m.x.cols).copy_from_slice(row);
                     }
                 }
             }
@@ -293,7 +296,7 @@ unsafe impl Instruction for Gather {
 pub(super) const SLOTS_PER_TASK: usize = 8;
 
 /// Gate and up products of the selected experts.
-pub struct GateUp(pub Arc<Mixture>);
+pub struct GateUp(pub Arc<MoeLayer>);
 
 // SAFETY: a task writes its own columns in the slots of one expert.
 unsafe impl Instruction for GateUp {
@@ -314,21 +317,21 @@ unsafe impl Instruction for GateUp {
         let m = &*self.0;
         let gates = m.expert_tasks(&m.gate, step);
         let (matrix, out, task) = if task < gates {
-            (&m.gate, &m.state.gate, task)
+            (&m.gate, &m.buffers.gate, task)
         } else {
-            (&m.up, &m.state.up, task - gates)
+            (&m.up, &m.buffers.up, task - gates)
         };
         let Some(at) = m.locate(task, matrix, step) else { return };
         let (slots, k) = (m.slots_of(at.0), m.x.cols);
         // SAFETY: an earlier instruction wrote it, behind a barrier.
         let acts = unsafe {
             match m.q8 {
-                _ if let Some(tiles) = m.tiles(Side::Input, at.0, &matrix.kernel) => tiles,
-                Some(_) => Acts::Q8(m.state.input_q8.rows(slots.start, slots.len(), k)),
+                _ if let Some(tiles) = m.tiles(ExpertInput::GateUp, at.0, &matrix.kernel) => tiles,
+                Some(_) => Acts::Q8(m.buffers.input_q8.rows(slots.start, slots.len(), k)),
                 None => Acts::F32 {
                     rows: slots.len(),
                     k,
-                    x: m.state.input.slice(slots.start * k, slots.len() * k),
+                    x: m.buffers.input.slice(slots.start * k, slots.len() * k),
                 },
             }
         };
@@ -346,10 +349,10 @@ unsafe impl Instruction for GateUp {
 }
 
 /// Activation function of the experts, and quantization of its result for the down product.
-pub struct Unit(pub Arc<Mixture>);
+pub struct ExpertActivation(pub Arc<MoeLayer>);
 
 // SAFETY: a task writes its own slots.
-unsafe impl Instruction for Unit {
+unsafe impl Instruction for ExpertActivation {
     fn name(&self) -> &'static str {
         "moe"
     }
@@ -365,16 +368,16 @@ unsafe impl Instruction for Unit {
             // SAFETY: earlier instructions wrote the products, behind a barrier; each slot belongs
             // to one task.
             unsafe {
-                let hidden = m.state.gate.slice_mut(slot * h, h);
+                let hidden = m.buffers.gate.slice_mut(slot * h, h);
                 if m.spec.weighs_input {
                     // Weighting the input equals weighting both products.
                     let weight = m.weight_of(slot);
                     hidden.iter_mut().for_each(|x| *x *= weight);
-                    m.state.up.slice_mut(slot * h, h).iter_mut().for_each(|x| *x *= weight);
+                    m.buffers.up.slice_mut(slot * h, h).iter_mut().for_each(|x| *x *= weight);
                 }
-                gate(step.level, m.spec.glu, hidden, m.state.up.slice(slot * h, h));
+                gate(step.level, m.spec.glu, hidden, m.buffers.up.slice(slot * h, h));
                 if m.down.kernel.acts == puna_kernels::ActKind::Q8 {
-                    m.state.hidden_q8.quantize(step.level, slot, hidden);
+                    m.buffers.hidden_q8.quantize(step.level, slot, hidden);
                 }
             }
         }
@@ -382,7 +385,7 @@ unsafe impl Instruction for Unit {
 }
 
 /// Down products of the selected experts.
-pub struct Down(pub Arc<Mixture>);
+pub struct Down(pub Arc<MoeLayer>);
 
 // SAFETY: a task writes its own columns in the slots of one expert.
 unsafe impl Instruction for Down {
@@ -405,23 +408,23 @@ unsafe impl Instruction for Down {
         // SAFETY: an earlier instruction wrote it, behind a barrier.
         let acts = unsafe {
             match m.down.kernel.acts {
-                _ if let Some(tiles) = m.tiles(Side::Hidden, at.0, &m.down.kernel) => tiles,
+                _ if let Some(tiles) = m.tiles(ExpertInput::Down, at.0, &m.down.kernel) => tiles,
                 puna_kernels::ActKind::Q8 => {
-                    Acts::Q8(m.state.hidden_q8.rows(slots.start, slots.len(), k))
+                    Acts::Q8(m.buffers.hidden_q8.rows(slots.start, slots.len(), k))
                 }
                 puna_kernels::ActKind::F32 => Acts::F32 {
                     rows: slots.len(),
                     k,
-                    x: m.state.gate.slice(slots.start * k, slots.len() * k),
+                    x: m.buffers.gate.slice(slots.start * k, slots.len() * k),
                 },
             }
         };
-        m.multiply(&m.down, at, acts, &m.state.down, step, &mut scratch.kernel);
+        m.multiply(&m.down, at, acts, &m.buffers.down, step, &mut scratch.kernel);
     }
 }
 
 /// Weighted sum of the results of a token's experts.
-pub struct Combine(pub Arc<Mixture>);
+pub struct Combine(pub Arc<MoeLayer>);
 
 // SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for Combine {
@@ -435,18 +438,18 @@ unsafe impl Instruction for Combine {
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.0;
-        let (used, n) = (m.spec.used, m.out.cols);
+        let (top_k, n) = (m.spec.top_k, m.out.cols);
         for token in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.tokens(step)) {
             // SAFETY: earlier instructions wrote the products, behind a barrier; each token belongs
             // to one task.
             unsafe {
                 let out = step.arena.row_mut(&m.out, token);
                 out.fill(0.0);
-                for i in token * used..(token + 1) * used {
+                for i in token * top_k..(token + 1) * top_k {
                     let (slot, weight) =
-                        (m.state.slots.slice(i, 1)[0] as usize, m.state.weights.slice(i, 1)[0]);
+                        (m.buffers.slots.slice(i, 1)[0] as usize, m.buffers.weights.slice(i, 1)[0]);
                     let weight = if m.spec.weighs_input { 1.0 } else { weight };
-                    let row = m.state.down.slice(slot * n, n);
+                    let row = m.buffers.down.slice(slot * n, n);
                     out.iter_mut().zip(row).for_each(|(o, x)| *o += weight * x);
                 }
             }

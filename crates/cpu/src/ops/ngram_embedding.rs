@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use puna_graph::{ArenaRange, GramSpec, Segment, SelectedPositions};
+use puna_graph::{ArenaRange, NgramEmbeddingSpec, Segment, SelectedPositions};
 
 use crate::ops::recurrent::begun;
 use crate::step::{Instruction, Step, ThreadScratch};
@@ -11,7 +11,7 @@ use crate::step::{Instruction, Step, ThreadScratch};
 /// the bits of id + 1; 0 is none.
 pub struct NgramRows {
     pub out: ArenaRange,
-    pub spec: Arc<GramSpec>,
+    pub spec: Arc<NgramEmbeddingSpec>,
 }
 
 impl NgramRows {
@@ -63,7 +63,7 @@ unsafe impl Instruction for NgramRows {
 
 #[cfg(test)]
 mod tests {
-    use puna_graph::{GramHead, Rows};
+    use puna_graph::{NgramHead, Rows};
 
     use super::*;
 
@@ -72,8 +72,8 @@ mod tests {
 
     fn grams() -> NgramRows {
         let heads =
-            [(0, 11), (11, 13), (24, 17), (41, 19)].map(|(first, rows)| GramHead { first, rows });
-        let spec = GramSpec {
+            [(0, 11), (11, 13), (24, 17), (41, 19)].map(|(first, rows)| NgramHead { first, rows });
+        let spec = NgramEmbeddingSpec {
             state: 0,
             multipliers: vec![3, 5 << 61, 9],
             heads: heads.to_vec(),

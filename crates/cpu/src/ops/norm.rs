@@ -1,7 +1,7 @@
 //! Norms over rows or heads, and rounding of activations for the products that follow.
 
 use puna_graph::ArenaRange;
-use puna_kernels::{SLICE, STREAM_ROWS, TILE_ROWS, TileForm, slice_len};
+use puna_kernels::{AMX_SLICE, STREAM_ROWS, TILE_ROWS, TileForm, slice_len};
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
@@ -67,17 +67,17 @@ unsafe impl Instruction for NormRows {
     }
 }
 
-/// Rounds rows for the products that read them: to 8 bits for few rows, or to tiles for many rows
-/// if kernels take them.
+/// Quantizes rows for the products that read them: to 8 bits for few rows, or to tiles for many
+/// rows if kernels take them.
 pub struct Quantize {
     pub x: ArenaRange,
-    pub q8: Option<Rounded>,
-    pub tiles: Option<Tiled>,
+    pub q8: Option<QuantizedInput>,
+    pub tiles: Option<TiledInput>,
 }
 
-/// Buffer of rows rounded to 8 bits.
+/// Buffer of rows quantized to 8 bits.
 #[derive(Clone, Copy)]
-pub struct Rounded {
+pub struct QuantizedInput {
     /// Index of the buffer.
     pub buffer: usize,
     /// Whether some products read them also in steps of many rows.
@@ -86,7 +86,7 @@ pub struct Rounded {
 
 /// Buffer of rows in tiles, in steps of many rows.
 #[derive(Clone, Copy)]
-pub struct Tiled {
+pub struct TiledInput {
     /// Index of the buffer.
     pub buffer: usize,
     pub form: TileForm,
@@ -101,7 +101,7 @@ impl Quantize {
         let rows = step.rows(self.x.rows);
         let rounds = self.q8.is_some_and(|q8| q8.always || rows <= STREAM_ROWS);
         let interleaves = self.tiles.is_some() && rows > STREAM_ROWS;
-        let runs = self.x.cols.div_ceil(SLICE * SLICES_A_TASK);
+        let runs = self.x.cols.div_ceil(AMX_SLICE * SLICES_A_TASK);
         (
             if rounds { row_tasks(&self.x, step) } else { 0 },
             if interleaves { rows.div_ceil(TILE_ROWS) * runs } else { 0 },
@@ -112,15 +112,15 @@ impl Quantize {
     ///
     /// # Safety
     /// As for [`Instruction::run`].
-    unsafe fn interleave(&self, tiled: Tiled, task: usize, step: &Step<'_>) {
+    unsafe fn interleave(&self, tiled: TiledInput, task: usize, step: &Step<'_>) {
         let (rows, k) = (step.rows(self.x.rows), self.x.cols);
-        let slices = k.div_ceil(SLICE);
+        let slices = k.div_ceil(AMX_SLICE);
         let runs = slices.div_ceil(SLICES_A_TASK);
         let (tile, run) = (task / runs, task % runs * SLICES_A_TASK);
         let count = (rows - tile * TILE_ROWS).min(TILE_ROWS);
         for slice in run..(run + SLICES_A_TASK).min(slices) {
             let len = slice_len(k, slice);
-            let start = self.x.start + tile * TILE_ROWS * self.x.stride + slice * SLICE;
+            let start = self.x.start + tile * TILE_ROWS * self.x.stride + slice * AMX_SLICE;
             // SAFETY: the input was computed before a barrier; pieces do not overlap and each
             // belongs to one task.
             unsafe {

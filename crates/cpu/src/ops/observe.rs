@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use puna_graph::ArenaRange;
 
-use crate::ops::moe::Mixture;
+use crate::ops::moe::MoeLayer;
 use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Sums by the number of a weight.
@@ -110,7 +110,7 @@ unsafe impl Instruction for ObserveHeads {
 
 /// Observes the inputs of experts: of gate and up, or of down.
 pub struct ObserveExperts {
-    pub mixture: Arc<Mixture>,
+    pub moe: Arc<MoeLayer>,
     /// Whether the inputs are hidden values, which down reads.
     pub is_hidden: bool,
     pub into: Arc<Observations>,
@@ -123,20 +123,20 @@ unsafe impl Instruction for ObserveExperts {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        usize::from(self.mixture.slots(step) > 0)
+        usize::from(self.moe.slots(step) > 0)
     }
 
     unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut ThreadScratch) {
-        let m = &*self.mixture;
-        let (matrices, hidden) = (m.spec.experts / m.spec.sharing, m.spec.hidden);
+        let m = &*self.moe;
+        let (matrices, hidden) = (m.spec.experts / m.spec.experts_per_matrix, m.spec.hidden);
         let rows = (0..m.slots(step)).map(|slot| {
             // SAFETY: routes, inputs and hidden values were written before a barrier, and nothing
             // else runs.
             let row = unsafe {
                 if self.is_hidden {
-                    m.state.gate.slice(slot * hidden, hidden)
+                    m.buffers.gate.slice(slot * hidden, hidden)
                 } else {
-                    step.arena.row(&m.x, m.state.tokens.slice(slot, 1)[0] as usize)
+                    step.arena.row(&m.x, m.buffers.tokens.slice(slot, 1)[0] as usize)
                 }
             };
             (m.matrix_of(m.expert_of(slot)), row)

@@ -70,7 +70,7 @@ unsafe impl Instruction for Pool {
             let mut own = Pooled([of(0), of(1), of(2)]);
             let mut next = overlaps.then(|| Pooled([of(3), of(4), of(5)]));
             for row in 0..s.rows {
-                let (position, at) = (s.past + row, s.first_row + row);
+                let (position, at) = (s.cached_tokens + row, s.first_row + row);
                 let place = position % block;
                 let take = |pooled: &mut Pooled<'_>, column: usize| {
                     let [max, sum, acc] = &mut pooled.0;

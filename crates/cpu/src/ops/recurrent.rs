@@ -19,7 +19,7 @@ const SCAN_COLUMNS: usize = 64;
 /// `cols` columns of row `row` of a value, from `first` on.
 ///
 /// # Safety
-/// As for [`crate::memory::Shared::slice`].
+/// As for [`crate::memory::SharedBuffer::slice`].
 pub(super) unsafe fn columns<'a>(
     step: &'a Step<'_>,
     x: &ArenaRange,
@@ -34,7 +34,7 @@ pub(super) unsafe fn columns<'a>(
 /// The same, for writing.
 ///
 /// # Safety
-/// As for [`crate::memory::Shared::slice_mut`].
+/// As for [`crate::memory::SharedBuffer::slice_mut`].
 #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
 pub(super) unsafe fn columns_mut<'a>(
     step: &'a Step<'_>,
@@ -70,7 +70,7 @@ pub(super) unsafe fn begun<'a>(
 ) -> &'a mut [f32] {
     // SAFETY: the caller keeps the same contract.
     let part = unsafe { states(step).part(s.state, state, start, len) };
-    if s.past == 0 {
+    if s.cached_tokens == 0 {
         part.fill(0.0);
     }
     part
@@ -349,7 +349,7 @@ pub struct Wkv {
     pub out: ArenaRange,
     pub spec: WkvSpec,
     /// Bonus of the current token; empty for gated linear attention.
-    pub first: Vec<f32>,
+    pub bonus: Vec<f32>,
 }
 
 // SAFETY: a task writes columns of the result and a part of the state that are its own.
@@ -366,7 +366,7 @@ unsafe impl Instruction for Wkv {
         let (s, head) = segment(step, task, self.spec.heads);
         let n = self.spec.dim;
         let (at, shared) = (head * n, head * self.spec.kv_heads / self.spec.heads * n);
-        let first = self.first.get(at..at + n);
+        let bonus = self.bonus.get(at..at + n);
         scratch.floats.resize(3 * n, 0.0);
         let (decay, rk) = scratch.floats.split_at_mut(n);
         let (r, k) = rk.split_at_mut(n);
@@ -380,8 +380,8 @@ unsafe impl Instruction for Wkv {
                 decay.iter_mut().for_each(|w| *w = (-w.exp()).exp());
                 r.copy_from_slice(columns(step, &self.r, row, at, n));
                 k.copy_from_slice(columns(step, &self.k, row, shared, n));
-                let own = match first {
-                    Some(first) => dot(r, k, |i| first[i]),
+                let own = match bonus {
+                    Some(bonus) => dot(r, k, |i| bonus[i]),
                     None => {
                         // The result is read after the update: the past has already decayed.
                         k.iter_mut().zip(&*decay).for_each(|(k, w)| *k -= *k * w);
@@ -423,7 +423,7 @@ pub struct Wkv7 {
     pub rate: ArenaRange,
     pub out: ArenaRange,
     pub spec: Wkv7Spec,
-    pub itself: Vec<f32>,
+    pub bonus: Vec<f32>,
 }
 
 // SAFETY: a task writes columns of the result and a part of the state that are its own.
@@ -440,7 +440,7 @@ unsafe impl Instruction for Wkv7 {
         let (s, head) = segment(step, task, self.spec.heads);
         let n = self.spec.dim;
         let (at, all) = (head * n, self.spec.heads * n);
-        let itself = &self.itself[at..at + n];
+        let bonus = &self.bonus[at..at + n];
         scratch.floats.resize(3 * n, 0.0);
         let (decay, keys) = scratch.floats.split_at_mut(n);
         let (removal_key, forget) = keys.split_at_mut(n);
@@ -472,7 +472,7 @@ unsafe impl Instruction for Wkv7 {
                     v,
                     y,
                 });
-                let own = dot(r, k, |i| itself[i]);
+                let own = dot(r, k, |i| bonus[i]);
                 let of_itself = columns_mut(step, &self.out, row, all + at, n);
                 of_itself.iter_mut().zip(v).for_each(|(y, v)| *y = own * v);
             }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use puna_graph::{ArenaRange, RopeKind};
 
-use crate::memory::Shared;
+use crate::memory::SharedBuffer;
 use crate::ops::elementwise::own_row;
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, rows_per_task, task_rows};
 
 /// Cosines and sines of a step's positions: a row per token, cosines first.
-pub type Angles = Arc<Shared<f32>>;
+pub type Angles = Arc<SharedBuffer<f32>>;
 
 /// Fills [`Angles`].
 pub struct RopeTable {
@@ -33,8 +33,9 @@ unsafe impl Instruction for RopeTable {
         let rope = &step.ropes[self.rope];
         let each = rows_per_task(self.pairs * 16);
         for row in task * each..((task + 1) * each).min(step.input.tokens.len()) {
-            let position = f64::from(step.input.positions[row].saturating_sub(rope.behind));
-            let sign = if rope.is_back { -rope.magnitude } else { rope.magnitude };
+            let position =
+                f64::from(step.input.positions[row].saturating_sub(rope.position_offset));
+            let sign = if rope.is_inverse { -rope.magnitude } else { rope.magnitude };
             // SAFETY: each row belongs to one task.
             let out = unsafe { self.angles.slice_mut(row * 2 * self.pairs, 2 * self.pairs) };
             let (cos, sin) = out.split_at_mut(self.pairs);

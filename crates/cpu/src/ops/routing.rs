@@ -63,7 +63,7 @@ impl RouterScores {
         all.extend_from_slice(logits);
         match spec.gating {
             Gating::Softmax => softmax(all),
-            Gating::SoftmaxOfChosen | Gating::SparseMixer => {}
+            Gating::SoftmaxOfSelected | Gating::SparseMixer => {}
             Gating::Sigmoid => all.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
             Gating::SqrtSoftplus => {
                 all.iter_mut().for_each(|x| *x = (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt());
@@ -74,7 +74,7 @@ impl RouterScores {
 
 /// Normalises and scales the weights of the selected experts.
 fn scale_weights(spec: &MoeSpec, weights: &mut [f32]) {
-    if spec.gating == Gating::SoftmaxOfChosen {
+    if spec.gating == Gating::SoftmaxOfSelected {
         softmax(weights);
     }
     if spec.normalise {
@@ -113,8 +113,8 @@ fn mask_groups(scores: &mut [f32], groups: Groups, top: usize) {
         group[first] + if each.min(top) > 1 { group[best(group, |e| e == first)] } else { 0.0 }
     };
     let group_scores: Vec<f32> = scores.chunks_exact(each).map(group_score).collect();
-    let mut kept = Vec::with_capacity(groups.used);
-    for _ in 0..groups.used {
+    let mut kept = Vec::with_capacity(groups.top_k);
+    for _ in 0..groups.top_k {
         kept.push(best(&group_scores, |group| kept.contains(&group)));
     }
     for (group, experts) in scores.chunks_exact_mut(each).enumerate() {
@@ -133,31 +133,33 @@ fn softmax(x: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use puna_graph::{ExpertChanges, Glu, WeightId};
+    use puna_graph::{ExpertLoraUpdates, Glu, WeightId};
 
     use super::*;
 
-    fn spec(experts: usize, used: usize, gating: Gating) -> MoeSpec {
+    fn spec(experts: usize, top_k: usize, gating: Gating) -> MoeSpec {
         let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
         let (gate_bias, up_bias, down_bias, selection_bias, factors) =
             (None, None, None, None, None);
-        let (normalise, scale, groups, by_token, weighs_input) = (false, 1.0, None, None, false);
-        let (glu, hidden, out, sharing, changes) = (Glu::Silu, 1, 1, 1, ExpertChanges::default());
+        let (normalise, scale, groups, experts_by_token, weighs_input) =
+            (false, 1.0, None, None, false);
+        let (glu, hidden, out, experts_per_matrix, lora_updates) =
+            (Glu::Silu, 1, 1, 1, ExpertLoraUpdates::default());
         MoeSpec {
             experts,
-            used,
+            top_k,
             gating,
             normalise,
             scale,
             factors,
             selection_bias,
             groups,
-            by_token,
+            experts_by_token,
             weighs_input,
             glu,
             hidden,
             out,
-            sharing,
+            experts_per_matrix,
             gate,
             up,
             is_joined: false,
@@ -165,29 +167,29 @@ mod tests {
             gate_bias,
             up_bias,
             down_bias,
-            changes,
+            lora_updates,
         }
     }
 
-    fn chosen(spec: &MoeSpec, selection_bias: &[f32], logits: &[f32]) -> (Vec<u32>, Vec<f32>) {
-        let (mut chosen, mut weights) = (vec![0; spec.used], vec![0.0; spec.used]);
-        RouterScores::default().select(spec, selection_bias, logits, &mut chosen, &mut weights);
-        (chosen, weights)
+    fn selected(spec: &MoeSpec, selection_bias: &[f32], logits: &[f32]) -> (Vec<u32>, Vec<f32>) {
+        let (mut selected, mut weights) = (vec![0; spec.top_k], vec![0.0; spec.top_k]);
+        RouterScores::default().select(spec, selection_bias, logits, &mut selected, &mut weights);
+        (selected, weights)
     }
 
     #[test]
     fn the_selection_bias_changes_the_selected_experts_but_not_their_weights() {
         let plain = spec(3, 1, Gating::Sigmoid);
-        assert_eq!(chosen(&plain, &[], &[0.0, 1.0, -1.0]).0, [1]);
-        assert_eq!(chosen(&plain, &[0.5, 0.0, 0.0], &[0.0, 1.0, -1.0]), (vec![0], vec![0.5]));
+        assert_eq!(selected(&plain, &[], &[0.0, 1.0, -1.0]).0, [1]);
+        assert_eq!(selected(&plain, &[0.5, 0.0, 0.0], &[0.0, 1.0, -1.0]), (vec![0], vec![0.5]));
     }
 
     #[test]
     fn expert_weights_are_normalized_before_they_are_scaled() {
         let sum = MoeSpec { normalise: true, scale: 2.5, ..spec(3, 2, Gating::Sigmoid) };
-        let (experts, weights) = chosen(&sum, &[], &[0.0, 0.0, -9.0]);
+        let (experts, weights) = selected(&sum, &[], &[0.0, 0.0, -9.0]);
         assert_eq!((experts, weights), (vec![0, 1], vec![1.25, 1.25]));
-        let (_, weights) = chosen(&spec(3, 2, Gating::SoftmaxOfChosen), &[], &[3.0, 1.0, 3.0]);
+        let (_, weights) = selected(&spec(3, 2, Gating::SoftmaxOfSelected), &[], &[3.0, 1.0, 3.0]);
         assert_eq!(weights, [0.5, 0.5]);
     }
 
@@ -198,7 +200,7 @@ mod tests {
         RouterScores::default().weigh_given(&plain, &logits, &[1, 2], &mut weights);
         let near = |x: f32, square: f32| (x * x - square).abs() < 1e-6;
         assert!(near(weights[0], 2f32.ln()) && near(weights[1], 1f32.exp().ln_1p()), "{weights:?}");
-        assert_eq!(chosen(&plain, &[], &logits).0, [0, 2]);
+        assert_eq!(selected(&plain, &[], &logits).0, [0, 2]);
     }
 
     #[test]
@@ -207,26 +209,26 @@ mod tests {
         let share = |other: f32| 1.0 / (1.0 + other.exp());
         // 0.99 is near 1 and second; no logit is near 0.99.
         assert_eq!(
-            chosen(&mixer, &[], &[0.5, 1.0, 0.99, -2.0]),
+            selected(&mixer, &[], &[0.5, 1.0, 0.99, -2.0]),
             (vec![1, 2], vec![share(-0.01), 1.0])
         );
-        assert_eq!(chosen(&mixer, &[], &[0.5, 1.0, 0.9, -2.0]), (vec![1, 2], vec![1.0, 1.0]));
+        assert_eq!(selected(&mixer, &[], &[0.5, 1.0, 0.9, -2.0]), (vec![1, 2], vec![1.0, 1.0]));
     }
 
     #[test]
     fn sigmoid_expert_groups_are_ranked_by_their_two_best_experts() {
         let logits = [4.0, -9.0, 1.0, 1.5, 3.0, -9.0];
         let free = spec(6, 2, Gating::Sigmoid);
-        assert_eq!(chosen(&free, &[], &logits).0, [0, 4]);
-        let limited = MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..free };
-        assert_eq!(chosen(&limited, &[], &logits).0, [3, 2]);
+        assert_eq!(selected(&free, &[], &logits).0, [0, 4]);
+        let limited = MoeSpec { groups: Some(Groups { count: 3, top_k: 1 }), ..free };
+        assert_eq!(selected(&limited, &[], &logits).0, [3, 2]);
     }
 
     #[test]
     fn softmax_expert_groups_are_ranked_by_their_best_expert() {
         let logits = [4.0, -9.0, 3.5, 3.0, 3.0, -9.0];
         let limited =
-            MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..spec(6, 2, Gating::Softmax) };
-        assert_eq!(chosen(&limited, &[], &logits).0, [0, 1]);
+            MoeSpec { groups: Some(Groups { count: 3, top_k: 1 }), ..spec(6, 2, Gating::Softmax) };
+        assert_eq!(selected(&limited, &[], &logits).0, [0, 1]);
     }
 }

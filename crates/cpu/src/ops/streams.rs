@@ -183,7 +183,7 @@ unsafe impl Instruction for WriteStreams {
             let streams = unsafe { own_row(step, &self.streams, &self.out, row) };
             // SAFETY: each row belongs to one task; the planner keeps these inputs apart from the
             // result.
-            let input = |place: &ArenaRange| unsafe { step.arena.row(place, row) };
+            let input = |range: &ArenaRange| unsafe { step.arena.row(range, row) };
             write(streams, input(&self.x), input(&self.weights), self.mix.as_ref().map(input));
         }
     }

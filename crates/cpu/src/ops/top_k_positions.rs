@@ -9,14 +9,14 @@ use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use puna_graph::{ArenaRange, SelectedPositions, TopKPositionsSpec};
-use puna_kernels::{RUN, ScoreRun, Scratch};
+use puna_kernels::{KV_TILE, ScoreTile, Scratch};
 
-use crate::cache::KvHalf;
+use crate::cache::KeyOrValue;
 use crate::ops::attention::is_stored_rotated;
 use crate::ops::hadamard::rotate;
 use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Positions of a split. A multiple of [`RUN`].
+/// Positions of a split. A multiple of [`KV_TILE`].
 const SPLIT_LEN: usize = 2048;
 /// With fewer tokens per thread than this, the positions of a token are split.
 const MIN_ROWS_PER_THREAD: usize = 2;
@@ -63,14 +63,15 @@ struct Merge {
 impl TopKPositions {
     /// Tasks of the tokens that see more positions than are selected.
     fn plan(&self, step: &Step<'_>) -> Tasks {
-        let TopKPositionsSpec { chosen, .. } = self.spec;
+        let TopKPositionsSpec { selected, .. } = self.spec;
         let mut all = Tasks::default();
         let rows = step.input.segments.iter().enumerate().flat_map(|(segment, s)| {
             let each = self.spec.mask.pooled();
-            let rows = (0..s.rows).map(move |row| (segment, row, (s.past + row + 1) / each));
-            rows.filter(move |&(.., seen)| seen > chosen.room())
+            let rows =
+                (0..s.rows).map(move |row| (segment, row, (s.cached_tokens + row + 1) / each));
+            rows.filter(move |&(.., seen)| seen > selected.capacity())
         });
-        let scores: usize = rows.clone().map(|(.., seen)| chosen.lists * seen).sum();
+        let scores: usize = rows.clone().map(|(.., seen)| selected.lists * seen).sum();
         let split_positions = step.threads > 1
             && rows.clone().count() < step.threads * MIN_ROWS_PER_THREAD
             && scores <= step.split_scratch.len();
@@ -91,13 +92,13 @@ impl TopKPositions {
                     scores: all.scores_len,
                     unfinished: AtomicUsize::new(splits.count()),
                 });
-                all.scores_len += chosen.lists * seen;
+                all.scores_len += selected.lists * seen;
             }
         }
         all
     }
 
-    /// Computes the scores of the positions of a task, run by run: calls
+    /// Computes the scores of the positions of a task, KV tile by KV tile: calls
     /// `to(list, first position, scores)`.
     fn score(
         &self,
@@ -107,7 +108,7 @@ impl TopKPositions {
         mut to: impl FnMut(usize, usize, &[f32]),
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
-        let TopKPositionsSpec { rectified, chosen, dim, .. } = self.spec;
+        let TopKPositionsSpec { rectified, selected, dim, .. } = self.spec;
         let s = &step.input.segments[task.segment];
         let row = s.first_row + task.row;
         // SAFETY: an earlier instruction computed it, behind a barrier.
@@ -116,38 +117,40 @@ impl TopKPositions {
             (step.arena.row(&self.q, row), weights.unwrap_or_default())
         };
         let mut q = q.to_vec();
-        if is_stored_rotated(&self.spec.keys(), KvHalf::Key, cache) {
+        if is_stored_rotated(&self.spec.keys(), KeyOrValue::Key, cache) {
             q.chunks_exact_mut(dim).for_each(rotate);
         }
-        let mut sums = vec![0.0; chosen.lists * RUN];
+        let mut sums = vec![0.0; selected.lists * KV_TILE];
         let mut at = task.from;
         while at < task.to {
-            let rows = RUN.min(task.to - at);
-            let places: Vec<_> =
-                (at..at + rows).map(|row| cache.place_of(self.layer, s, row)).collect();
+            let rows = KV_TILE.min(task.to - at);
+            let slots: Vec<_> =
+                (at..at + rows).map(|row| cache.cache_slot_of(self.layer, s, row)).collect();
             // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
-            let keys = unsafe { cache.gathered(self.layer, KvHalf::Key, 0, &places, gathered) };
-            let run =
-                ScoreRun { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
-            (step.level.vector.score)(&run, &mut sums, scratch);
-            sums.chunks_exact(RUN).enumerate().for_each(|(list, sums)| to(list, at, &sums[..rows]));
+            let keys = unsafe { cache.gathered(self.layer, KeyOrValue::Key, 0, &slots, gathered) };
+            let tile =
+                ScoreTile { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
+            (step.level.vector.score)(&tile, &mut sums, scratch);
+            sums.chunks_exact(KV_TILE)
+                .enumerate()
+                .for_each(|(list, sums)| to(list, at, &sums[..rows]));
             at += rows;
         }
     }
 
     /// Selects the positions of a token from its scores, list by list, and writes the lists.
     fn select(&self, task: Task, step: &Step<'_>, scores: &mut [f32], keys: &mut Vec<u32>) {
-        let TopKPositionsSpec { chosen, near, .. } = self.spec;
+        let TopKPositionsSpec { selected, near, .. } = self.spec;
         let s = &step.input.segments[task.segment];
         // SAFETY: one task writes the lists of a token.
         let lists = unsafe { step.arena.row_mut(&self.out, s.first_row + task.row) };
         for (scores, list) in
-            scores.chunks_exact_mut(task.seen).zip(lists.chunks_exact_mut(chosen.count))
+            scores.chunks_exact_mut(task.seen).zip(lists.chunks_exact_mut(selected.count))
         {
-            let scores = block_maxima(scores, chosen.block);
+            let scores = block_maxima(scores, selected.block);
             let far = scores.len().saturating_sub(near);
             scores[far..].fill(f32::INFINITY);
-            let mut numbers = top_k(scores, chosen.count, keys);
+            let mut numbers = top_k(scores, selected.count, keys);
             list.fill_with(|| {
                 SelectedPositions::entry(numbers.next().unwrap_or(SelectedPositions::NONE))
             });
@@ -171,7 +174,7 @@ unsafe impl Instruction for TopKPositions {
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let task = self.tasks.tasks[task];
-        let len = self.spec.chosen.lists * task.seen;
+        let len = self.spec.selected.lists * task.seen;
         let Some(merge) = task.merge.map(|merge| &self.tasks.merges[merge]) else {
             let scores = &mut scratch.floats;
             scores.resize(len, 0.0);
@@ -263,7 +266,7 @@ fn key(score: f32) -> u32 {
 mod tests {
     use super::*;
 
-    fn chosen(scores: &[f32], count: usize) -> Vec<u32> {
+    fn selected(scores: &[f32], count: usize) -> Vec<u32> {
         top_k(scores, count, &mut Vec::new()).collect()
     }
 
@@ -271,16 +274,16 @@ mod tests {
     fn the_largest_scores_are_selected_and_ties_go_to_the_first_position() {
         let scores =
             [0.5, -1.0, 2.0, 0.0, -0.0, 0.5, f32::NAN, f32::NEG_INFINITY, 0.5, f32::INFINITY];
-        assert_eq!(chosen(&scores, 1), [9]);
-        assert_eq!(chosen(&scores, 2), [2, 9]);
-        assert_eq!(chosen(&scores, 3), [0, 2, 9]);
-        assert_eq!(chosen(&scores, 4), [0, 2, 5, 9]);
-        assert_eq!(chosen(&scores, 6), [0, 2, 3, 5, 8, 9]);
-        assert_eq!(chosen(&scores, 7), [0, 2, 3, 4, 5, 8, 9]);
+        assert_eq!(selected(&scores, 1), [9]);
+        assert_eq!(selected(&scores, 2), [2, 9]);
+        assert_eq!(selected(&scores, 3), [0, 2, 9]);
+        assert_eq!(selected(&scores, 4), [0, 2, 5, 9]);
+        assert_eq!(selected(&scores, 6), [0, 2, 3, 5, 8, 9]);
+        assert_eq!(selected(&scores, 7), [0, 2, 3, 4, 5, 8, 9]);
         // NaN is selected last.
-        assert_eq!(chosen(&scores, 9), [0, 1, 2, 3, 4, 5, 7, 8, 9]);
-        assert_eq!(chosen(&scores, 20), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(chosen(&[0.0; 5], 3), [0, 1, 2]);
+        assert_eq!(selected(&scores, 9), [0, 1, 2, 3, 4, 5, 7, 8, 9]);
+        assert_eq!(selected(&scores, 20), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(selected(&[0.0; 5], 3), [0, 1, 2]);
     }
 
     #[test]
@@ -292,7 +295,7 @@ mod tests {
             for count in [1, 3, n / 2, n - 1, n].map(|count| count.clamp(1, n)) {
                 let mut want = sorted[..count].to_vec();
                 want.sort();
-                assert_eq!(chosen(&scores, count), want, "{count} of {n}");
+                assert_eq!(selected(&scores, count), want, "{count} of {n}");
             }
         }
     }

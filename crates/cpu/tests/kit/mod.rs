@@ -32,10 +32,11 @@ pub fn backend(level: &str, threads: usize, weights: Vec<Weight>) -> CpuBackend 
     backend
 }
 
-/// One step of a sequence that has `past` tokens: the tokens are their positions.
-pub fn step(past: usize, rows: usize) -> StepInput {
-    let positions: Vec<u32> = (past..past + rows).map(|p| p as u32).collect();
-    let segments = vec![Segment { rows, past, pages: vec![3, 0, 2, 1], ..Segment::default() }];
+/// One step of a sequence that has `cached_tokens` tokens: the tokens are their positions.
+pub fn step(cached_tokens: usize, rows: usize) -> StepInput {
+    let positions: Vec<u32> = (cached_tokens..cached_tokens + rows).map(|p| p as u32).collect();
+    let segments =
+        vec![Segment { rows, cached_tokens, pages: vec![3, 0, 2, 1], ..Segment::default() }];
     let outputs = (0..rows as u32).collect();
     StepInput { tokens: positions.clone(), positions, segments, outputs, ..StepInput::default() }
 }

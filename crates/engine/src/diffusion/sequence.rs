@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_graph::{RecentPages, Segment, StepInput};
+use puna_graph::{Segment, SegmentWindowPages, StepInput};
 use puna_models::{UnmaskOrder, Unmasking};
 use puna_sampler::{Mt19937, Sampler, TokenLogprobs, log_probs};
 use puna_tokenizer::Tokenizer;
@@ -114,17 +114,17 @@ impl DiffusionSequence {
         let shift = usize::from(self.unmasking.is_shifted);
         // Prompts are not empty, so that every position of the answer has one before it.
         let row = |position: usize| (position - shift) as u32;
-        let (pages, recent) = (Vec::new(), RecentPages::default());
+        let (pages, window_pages) = (Vec::new(), SegmentWindowPages::default());
         Some(StepInput {
             tokens: self.tokens.clone(),
             positions: (0..rows as u32).collect(),
             segments: vec![Segment {
                 first_row: 0,
                 rows,
-                past: 0,
-                encoded: 0,
+                cached_tokens: 0,
+                encoder_tokens: 0,
                 pages,
-                recent,
+                window_pages,
                 state: 0,
             }],
             adapter_scales: vec![self.request.adapter_scales.clone()],

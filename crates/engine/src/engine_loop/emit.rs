@@ -75,7 +75,7 @@ impl EngineLoop {
         let makes_checkpoint = rows.prompt
             && pages.has_states()
             && s.pages.next_checkpoint(s.computed, s.tokens.len()) == s.computed + rows.rows;
-        let mut step = StepRows { past: s.computed, first: rows.first_row, output: None };
+        let mut step = StepRows { cached_tokens: s.computed, first: rows.first_row, output: None };
         s.computed += rows.rows;
         if makes_checkpoint {
             s.pages.add_checkpoint(pages, s.computed);

@@ -258,7 +258,7 @@ impl EngineLoop {
         stats.pages = pages.total();
         stats.pages_in_use = pages.in_use();
         stats.pages_held = pages.pinned();
-        [stats.recent_pages, stats.recent_pages_in_use, stats.recent_pages_held] =
+        [stats.window_pages, stats.window_pages_in_use, stats.window_pages_held] =
             pages.window_page_counts();
         stats.preempted = self.scheduler.preemptions();
         stats.scratch_bytes = self.executor.backend.scratch_bytes() as u64;

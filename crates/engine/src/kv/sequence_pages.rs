@@ -1,7 +1,7 @@
 //! KV pages and recurrent state of a sequence: taken from the prefix tree when it starts, and given
 //! to the tree when it ends.
 
-use puna_graph::{RecentPages, Segment};
+use puna_graph::{Segment, SegmentWindowPages};
 
 use super::node::{CacheCopy, Match, NodeId, PAGE_TOKENS, Page, Parent, PrefixTreeKey};
 use super::page_pool::PagePool;
@@ -189,11 +189,17 @@ impl SequencePages {
         copied
     }
 
-    /// The segment of a step that continues the sequence after `past` tokens.
-    pub fn segment(&self, pages: &PagePool, first_row: usize, rows: usize, past: usize) -> Segment {
+    /// The segment of a step that continues the sequence after `cached_tokens` tokens.
+    pub fn segment(
+        &self,
+        pages: &PagePool,
+        first_row: usize,
+        rows: usize,
+        cached_tokens: usize,
+    ) -> Segment {
         let shared = |from: usize| self.path[from..].iter().map(|&id| pages.page(id));
         let own = || self.own.iter().copied();
-        let recent = if pages.has_window_pages() {
+        let window_pages = if pages.has_window_pages() {
             let all = shared(self.first_window_page).chain(own());
             all.map(|page| page.window.expect("window pages in use stay")).collect()
         } else {
@@ -202,16 +208,16 @@ impl SequencePages {
         Segment {
             first_row,
             rows,
-            past,
+            cached_tokens,
             pages: shared(0).chain(own()).map(|page| page.full).collect(),
-            recent: RecentPages { first: self.first_window_page, pages: recent },
-            encoded: self.tree_key.encoder_input.len(),
+            window_pages: SegmentWindowPages { first: self.first_window_page, pages: window_pages },
+            encoder_tokens: self.tree_key.encoder_input.len(),
             state: self.state.unwrap_or(0),
         }
     }
 
     /// Number of window pages in use.
-    pub fn recent_pages(&self) -> usize {
+    pub fn window_pages(&self) -> usize {
         self.path.len() - self.first_window_page + self.own.len()
     }
 

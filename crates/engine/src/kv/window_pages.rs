@@ -32,7 +32,7 @@ impl WindowPages {
 impl PagePool {
     /// Adds `total` window pages for a model with these windows.
     #[must_use]
-    pub fn with_recent(mut self, windows: Windows, total: usize) -> Self {
+    pub fn with_window_pages(mut self, windows: Windows, total: usize) -> Self {
         let free = if windows.is_empty() { Vec::new() } else { (0..total as u32).rev().collect() };
         self.window_pages =
             WindowPages { total: free.len(), windows, free, ..WindowPages::default() };
@@ -184,9 +184,9 @@ mod tests {
 
     /// Pool of a model with layers of this mask, `count` full pages in the tree, and the tokens
     /// and nodes of these pages.
-    fn chain(mask: Mask, count: usize, recent: usize) -> (PagePool, Vec<u32>, Vec<NodeId>) {
+    fn chain(mask: Mask, count: usize, total: usize) -> (PagePool, Vec<u32>, Vec<NodeId>) {
         let mut pages =
-            PagePool::new(count + 2).with_recent(Windows::new([mask].into_iter()), recent);
+            PagePool::new(count + 2).with_window_pages(Windows::new([mask].into_iter()), total);
         let tokens: Vec<u32> = (0..(count * PAGE_TOKENS) as u32).collect();
         let (mut parent, mut nodes) = (Parent::Root(PrefixTreeKey::default()), Vec::new());
         for tokens in tokens.chunks(PAGE_TOKENS) {
@@ -212,7 +212,8 @@ mod tests {
             Mask::Chunk(100),
         ] {
             let windows = Windows::new([mask, Mask::Causal, mask].into_iter());
-            for (computed, rows) in (0..700).flat_map(|past| [1, 16, 130].map(|rows| (past, rows)))
+            for (computed, rows) in
+                (0..700).flat_map(|cached_tokens| [1, 16, 130].map(|rows| (cached_tokens, rows)))
             {
                 let first = windows.first_seen(computed) / PAGE_TOKENS;
                 let pages = (computed + rows).div_ceil(PAGE_TOKENS) - first;

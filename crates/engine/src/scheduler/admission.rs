@@ -57,7 +57,7 @@ impl Scheduler {
         let mut chunk = beyond(tokens, path.len() * PAGE_TOKENS);
         for s in &self.running {
             let needed = needs(s.tokens.len()).min(most);
-            lacking += needed.saturating_sub(s.pages.recent_pages());
+            lacking += needed.saturating_sub(s.pages.window_pages());
             chunk += if s.is_decoding() { 0 } else { beyond(s.tokens.len(), s.computed) };
         }
         lacking += chunk.min(self.limits.num_batch.div_ceil(PAGE_TOKENS));

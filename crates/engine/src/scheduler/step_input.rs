@@ -35,20 +35,22 @@ impl Scheduler {
         let mut parts = Vec::new();
         for row in &plan.rows {
             let Some(s) = self.find_running(row.id) else { continue };
-            let (first_row, past, rows) = (input.tokens.len(), s.computed, row.rows);
-            input.tokens.extend_from_slice(&s.tokens[past..past + rows]);
+            let (first_row, cached_tokens, rows) = (input.tokens.len(), s.computed, row.rows);
+            input.tokens.extend_from_slice(&s.tokens[cached_tokens..cached_tokens + rows]);
             let draft = drafts.remove(&s.id);
             input.tokens.extend(draft.iter().flat_map(|draft| &draft.tokens));
             let all = input.tokens.len() - first_row;
-            input.positions.extend((past..past + all).map(|p| p as u32));
+            input.positions.extend((cached_tokens..cached_tokens + all).map(|p| p as u32));
             let first_score = input.outputs.len();
-            input.outputs.extend(s.scoring(rows).map(|token| (first_row + token - past) as u32));
+            input
+                .outputs
+                .extend(s.scoring(rows).map(|token| (first_row + token - cached_tokens) as u32));
             let first_output = input.outputs.len();
-            if !plan.encodes && past + rows == s.tokens.len() {
+            if !plan.encodes && cached_tokens + rows == s.tokens.len() {
                 input.outputs.extend((first_row + rows - 1..first_row + all).map(|row| row as u32));
             }
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
-            input.segments.push(s.pages.segment(&self.pages, first_row, all, past));
+            input.segments.push(s.pages.segment(&self.pages, first_row, all, cached_tokens));
             input.adapter_scales.push(s.tree_key.adapter_scales.clone());
             let prompt = !s.is_decoding();
             parts.push(SequenceRows { id: s.id, first_row, rows, prompt, scores, outputs, draft });

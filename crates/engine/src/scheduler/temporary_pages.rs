@@ -1,7 +1,7 @@
 //! Pages and a state of sequences outside of the prefix tree, which take a few steps: embeddings
 //! and draft models.
 
-use puna_graph::{RecentPages, Segment};
+use puna_graph::{Segment, SegmentWindowPages};
 
 use super::Scheduler;
 use crate::kv::{PAGE_TOKENS, Page, Windows};
@@ -11,28 +11,29 @@ use crate::kv::{PAGE_TOKENS, Page, Windows};
 pub struct TemporaryPages {
     pub pages: Vec<u32>,
     /// Window pages, used as a ring.
-    pub recent: Vec<u32>,
+    pub window_pages: Vec<u32>,
     /// Slot of the recurrent state, if the model has recurrent layers.
     pub state: Option<u32>,
 }
 
 impl TemporaryPages {
-    /// The segment of a step that continues the sequence after `past` tokens.
+    /// The segment of a step that continues the sequence after `cached_tokens` tokens.
     pub fn segment(
         &self,
         windows: &Windows,
         first_row: usize,
         rows: usize,
-        past: usize,
+        cached_tokens: usize,
     ) -> Segment {
         let (pages, state) = (self.pages.clone(), self.state.unwrap_or(0));
-        let mut recent = RecentPages::default();
-        if !self.recent.is_empty() {
-            recent.first = windows.first_seen(past) / PAGE_TOKENS;
-            let numbers = recent.first..(past + rows).div_ceil(PAGE_TOKENS);
-            recent.pages = numbers.map(|number| self.recent[number % self.recent.len()]).collect();
+        let mut window_pages = SegmentWindowPages::default();
+        if !self.window_pages.is_empty() {
+            window_pages.first = windows.first_seen(cached_tokens) / PAGE_TOKENS;
+            let numbers = window_pages.first..(cached_tokens + rows).div_ceil(PAGE_TOKENS);
+            window_pages.pages =
+                numbers.map(|number| self.window_pages[number % self.window_pages.len()]).collect();
         }
-        Segment { first_row, rows, past, pages, recent, encoded: 0, state }
+        Segment { first_row, rows, cached_tokens, pages, window_pages, encoder_tokens: 0, state }
     }
 }
 
@@ -58,8 +59,8 @@ impl Scheduler {
         if self.pages.has_window_pages() {
             let rows = self.limits.num_batch.min(tokens);
             let most = self.pages.windows().pages(rows).min(taken.pages.len());
-            taken.recent.extend((0..most).map_while(|_| self.pages.take_window_page()));
-            if taken.recent.len() < most {
+            taken.window_pages.extend((0..most).map_while(|_| self.pages.take_window_page()));
+            if taken.window_pages.len() < most {
                 return false;
             }
         }
@@ -75,7 +76,7 @@ impl Scheduler {
         self.temporary_sequences -= 1;
         let pages = taken.pages.into_iter().map(|full| Page { full, window: None });
         pages.for_each(|page| self.pages.release_page(page));
-        taken.recent.into_iter().for_each(|page| self.pages.release_window_page(page));
+        taken.window_pages.into_iter().for_each(|page| self.pages.release_window_page(page));
         taken.state.into_iter().for_each(|slot| self.pages.release_state(slot));
     }
 

@@ -43,7 +43,7 @@ struct TokenState {
 struct PendingRows {
     id: RequestId,
     /// Number of tokens before them.
-    past: usize,
+    cached_tokens: usize,
     /// Hidden state of the token before each row.
     states: Vec<f32>,
 }
@@ -93,7 +93,7 @@ impl ChainDrafter {
         let width = self.width;
         let all = match (self.attends_to, step.output) {
             (DraftCache::Own, _) => {
-                &extra_output[step.first * width..][..(computed - step.past) * width]
+                &extra_output[step.first * width..][..(computed - step.cached_tokens) * width]
             }
             (DraftCache::Target, Some(output)) => &extra_output[output * width..][..width],
             (DraftCache::Target, None) => return,
@@ -104,11 +104,11 @@ impl ChainDrafter {
         if self.attends_to == DraftCache::Own {
             // No state precedes the first token, and the state of a token from the prefix cache is
             // unknown.
-            let has_previous = latest.tokens == step.past && step.past > 0;
+            let has_previous = latest.tokens == step.cached_tokens && step.cached_tokens > 0;
             let mut states =
                 if has_previous { std::mem::take(&mut latest.features) } else { vec![0.0; width] };
             states.extend_from_slice(&all[..newest]);
-            self.pending.push(PendingRows { id, past: step.past, states });
+            self.pending.push(PendingRows { id, cached_tokens: step.cached_tokens, states });
         }
         latest.tokens = computed;
         latest.features.clear();
@@ -124,13 +124,13 @@ impl ChainDrafter {
         (executor, pages): (&mut ModelExecutor, &PagePool),
     ) -> Result<(), EngineError> {
         let mut input = StepInput::default();
-        for PendingRows { id, past, states } in self.pending.drain(..) {
+        for PendingRows { id, cached_tokens, states } in self.pending.drain(..) {
             let Some((tokens, held)) = sequence(id) else { continue };
             let (first_row, rows) = (input.tokens.len(), states.len() / self.width);
-            input.tokens.extend_from_slice(&tokens[past..past + rows]);
-            input.positions.extend((past..past + rows).map(|p| p as u32));
+            input.tokens.extend_from_slice(&tokens[cached_tokens..cached_tokens + rows]);
+            input.positions.extend((cached_tokens..cached_tokens + rows).map(|p| p as u32));
             input.input_rows.extend(states);
-            input.segments.push(companion_segment(held, pages, first_row, rows, past));
+            input.segments.push(companion_segment(held, pages, first_row, rows, cached_tokens));
         }
         if !input.tokens.is_empty() {
             executor.run(StepKind::DraftPrefill, &input)?;
@@ -245,9 +245,9 @@ fn companion_segment(
     pages: &PagePool,
     first_row: usize,
     rows: usize,
-    past: usize,
+    cached_tokens: usize,
 ) -> Segment {
-    Segment { encoded: 1, ..held.segment(pages, first_row, rows, past) }
+    Segment { encoder_tokens: 1, ..held.segment(pages, first_row, rows, cached_tokens) }
 }
 
 #[cfg(test)]
@@ -264,7 +264,7 @@ mod tests {
     }
 
     fn output(row: usize) -> StepRows {
-        StepRows { past: 0, first: 0, output: Some(row) }
+        StepRows { cached_tokens: 0, first: 0, output: Some(row) }
     }
 
     #[test]
@@ -287,16 +287,17 @@ mod tests {
     #[test]
     fn keys_of_a_token_use_the_state_of_the_token_before() {
         let mut chain = ChainDrafter::new(1, DraftCache::Own);
-        let computed = |chain: &mut ChainDrafter, past, computed, extra_output: &[f32], first| {
-            chain.record_step(
-                RequestId(1),
-                computed,
-                extra_output,
-                StepRows { past, first, output: None },
-            );
-            let pending = chain.pending.pop().unwrap();
-            (pending.past, pending.states)
-        };
+        let computed =
+            |chain: &mut ChainDrafter, cached_tokens, computed, extra_output: &[f32], first| {
+                chain.record_step(
+                    RequestId(1),
+                    computed,
+                    extra_output,
+                    StepRows { cached_tokens, first, output: None },
+                );
+                let pending = chain.pending.pop().unwrap();
+                (pending.cached_tokens, pending.states)
+            };
         // The output also has a row of another sequence before, and a rejected row behind.
         let extra_output = [9.0, 1.0, 2.0, 3.0, 8.0];
         assert_eq!(computed(&mut chain, 0, 3, &extra_output, 1), (0, vec![0.0, 1.0, 2.0]));
@@ -312,7 +313,12 @@ mod tests {
     fn drafts_with_own_keys_end_without_free_pages() {
         let held = SequencePages::default();
         let mut chain = ChainDrafter::new(1, DraftCache::Own);
-        chain.record_step(RequestId(1), 1, &[1.0], StepRows { past: 0, first: 0, output: None });
+        chain.record_step(
+            RequestId(1),
+            1,
+            &[1.0],
+            StepRows { cached_tokens: 0, first: 0, output: None },
+        );
         assert!(chain.begin(0, &request(1, &[5, 6], 3, &held)).is_none());
     }
 }

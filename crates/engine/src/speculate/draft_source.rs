@@ -25,7 +25,7 @@ pub enum DraftSource {
 #[derive(Debug, Clone, Copy)]
 pub struct StepRows {
     /// Tokens of the sequence before the step.
-    pub past: usize,
+    pub cached_tokens: usize,
     /// First row of the sequence among the rows of the step.
     pub first: usize,
     /// Row of the latest accepted token among the output rows of the step.

@@ -312,13 +312,18 @@ impl ModelDrafter {
         for in_progress in in_progress {
             let sequence = &self.sequences[&in_progress.request.id];
             let (first_row, rows) = (input.tokens.len(), in_progress.input.len());
-            let past = sequence.computed + sequence.draft.len();
+            let cached_tokens = sequence.computed + sequence.draft.len();
             input.tokens.extend_from_slice(&in_progress.input);
-            input.positions.extend((past..past + rows).map(|p| p as u32));
+            input.positions.extend((cached_tokens..cached_tokens + rows).map(|p| p as u32));
             if outputs {
                 input.outputs.push((first_row + rows - 1) as u32);
             }
-            input.segments.push(sequence.pages.segment(&self.pages, first_row, rows, past));
+            input.segments.push(sequence.pages.segment(
+                &self.pages,
+                first_row,
+                rows,
+                cached_tokens,
+            ));
         }
         input
     }

@@ -3,14 +3,14 @@
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{EngineOptions, Evaluator, Outputs, SequenceInput};
 use puna_gguf::View;
-use puna_graph::Observed;
+use puna_graph::ActivationStats;
 use puna_quant::dequantize;
 
 use crate::file;
 
 const TOKENS: [u32; 9] = [5, 17, 60, 61, 100, 17, 3, 250, 9];
 
-fn observed(path: &str) -> (View, Vec<Observed>) {
+fn observed(path: &str) -> (View, Vec<ActivationStats>) {
     let view = file(path);
     let backend =
         CpuBackend::new(&Config { threads: Some(2), ..Config::default() }).unwrap().observing();
@@ -19,11 +19,11 @@ fn observed(path: &str) -> (View, Vec<Observed>) {
     for tokens in TOKENS.chunks(5) {
         evaluator.logits(&[SequenceInput { sequence: 0, tokens, outputs: Outputs::All }]).unwrap();
     }
-    let seen = evaluator.backend().observed();
+    let seen = evaluator.backend().activation_stats();
     (view, seen)
 }
 
-fn of<'a>(seen: &'a [Observed], name: &str) -> &'a Observed {
+fn of<'a>(seen: &'a [ActivationStats], name: &str) -> &'a ActivationStats {
     seen.iter().find(|seen| seen.name == name).unwrap_or_else(|| panic!("{name}"))
 }
 
@@ -105,7 +105,7 @@ fn experts_read_the_inputs_of_their_tokens() {
     assert_eq!(up.counts.iter().sum::<u64>(), 2 * TOKENS.len() as u64);
     assert_eq!(
         of(&seen, "blk.0.ffn_gate_exps.weight"),
-        &Observed { name: "blk.0.ffn_gate_exps.weight".into(), ..up.clone() }
+        &ActivationStats { name: "blk.0.ffn_gate_exps.weight".into(), ..up.clone() }
     );
     // Each token has two experts, so the experts' sums are twice the router's.
     let router = of(&seen, "blk.0.ffn_gate_inp.weight");

@@ -50,8 +50,8 @@ impl Backend for Hanging {
     fn copy_page(&mut self, from: u32, to: u32) {
         self.inner.copy_page(from, to);
     }
-    fn copy_recent_page(&mut self, from: u32, to: u32) {
-        self.inner.copy_recent_page(from, to);
+    fn copy_window_page(&mut self, from: u32, to: u32) {
+        self.inner.copy_window_page(from, to);
     }
     fn create_states(&mut self, spec: StateSpec) -> Result<(), BackendError> {
         self.inner.create_states(spec)
@@ -65,8 +65,8 @@ impl Backend for Hanging {
     fn measure(&mut self, on: bool) {
         self.inner.measure(on);
     }
-    fn measured(&self) -> Vec<OpTime> {
-        self.inner.measured()
+    fn op_times(&self) -> Vec<OpTime> {
+        self.inner.op_times()
     }
 }
 
@@ -127,7 +127,7 @@ const CHUNKED: EngineOptions = EngineOptions {
     cache_v: KvType::F16,
     max_sequences: Some(1),
     cache_pages: None,
-    recent_pages: None,
+    window_pages: None,
     states: None,
     speculation: puna_engine::Speculation::AUTO,
 };

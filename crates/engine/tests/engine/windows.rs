@@ -42,13 +42,13 @@ fn open_model(of: (&str, u32), options: &EngineOptions) -> Engine {
 
 /// Options with a context of `num_ctx` tokens and the least number of window pages.
 fn scarce(num_ctx: usize) -> EngineOptions {
-    let (num_ctx, recent_pages) = (Some(num_ctx), Some(0));
-    EngineOptions { num_ctx, recent_pages, num_batch: 100, ..EngineOptions::default() }
+    let (num_ctx, window_pages) = (Some(num_ctx), Some(0));
+    EngineOptions { num_ctx, window_pages, num_batch: 100, ..EngineOptions::default() }
 }
 
 /// The same options with window pages for all positions.
 fn plenty(num_ctx: usize) -> EngineOptions {
-    EngineOptions { recent_pages: Some(usize::MAX), ..scarce(num_ctx) }
+    EngineOptions { window_pages: Some(usize::MAX), ..scarce(num_ctx) }
 }
 
 /// A request of client `client` that ends only at its token limit.
@@ -99,8 +99,8 @@ fn assert_same(what: &str, got: &(String, GenerationStats), want: &(String, Gene
 
 fn assert_all_given_back(engine: &Engine) {
     wait_until_idle(engine);
-    let Stats { running, waiting, pages_held, recent_pages_held, .. } = engine.stats();
-    assert_eq!([running, waiting, pages_held, recent_pages_held], [0; 4]);
+    let Stats { running, waiting, pages_held, window_pages_held, .. } = engine.stats();
+    assert_eq!([running, waiting, pages_held, window_pages_held], [0; 4]);
 }
 
 /// Largest number of pages of 64 tokens that `rows` rows with this window see.
@@ -117,7 +117,7 @@ fn results_far_beyond_the_window_equal_results_with_all_pages() {
         let (sender, events) = channel();
         let (seen_most, watched) = (Arc::clone(&most), engine.clone());
         let sink = move |event| {
-            seen_most.fetch_max(watched.stats().recent_pages_held, Ordering::Relaxed);
+            seen_most.fetch_max(watched.stats().window_pages_held, Ordering::Relaxed);
             sender.send(event).is_ok()
         };
         engine.submit(request.clone(), Box::new(sink)).unwrap();
@@ -125,10 +125,10 @@ fn results_far_beyond_the_window_equal_results_with_all_pages() {
         assert_same(of.0, &got, &alone(of, 2048, &request));
         assert_all_given_back(&engine);
         let (stats, most) = (engine.stats(), most.load(Ordering::Relaxed));
-        assert_eq!(stats.recent_pages, seen(of.1, 100) + 1, "{}", of.0);
+        assert_eq!(stats.window_pages, seen(of.1, 100) + 1, "{}", of.0);
         // 1200 tokens have 19 pages.
         assert!(most > 0 && most <= seen(of.1, 1), "{}: {most} pages held", of.0);
-        assert!(stats.pages_in_use >= 19 && stats.recent_pages_in_use <= stats.recent_pages);
+        assert!(stats.pages_in_use >= 19 && stats.window_pages_in_use <= stats.window_pages);
     }
 }
 
@@ -137,7 +137,7 @@ fn a_prefix_is_reused_while_its_window_pages_are_cached() {
     for of in MODELS {
         let engine = open_model(
             of,
-            &EngineOptions { recent_pages: Some(seen(of.1, 100) + 9), ..scarce(2048) },
+            &EngineOptions { window_pages: Some(seen(of.1, 100) + 9), ..scarce(2048) },
         );
         let request = endless(nth(1, 0, 500), 40, 1);
         let first = said(&engine, &request);
@@ -169,7 +169,7 @@ fn window_pages_are_kept_where_prompts_diverge() {
     for of in MODELS {
         let engine = open_model(
             of,
-            &EngineOptions { recent_pages: Some(seen(of.1, 100) + 7), ..scarce(2048) },
+            &EngineOptions { window_pages: Some(seen(of.1, 100) + 7), ..scarce(2048) },
         );
         let cached = [1, 2, 3, 4].map(|n| {
             let request = endless(nth(n, 448, 1000), 5, u64::from(n));
@@ -184,7 +184,7 @@ fn window_pages_are_kept_where_prompts_diverge() {
 #[test]
 fn several_answers_to_one_prompt_compute_it_once() {
     for of in MODELS {
-        let options = EngineOptions { max_sequences: Some(4), recent_pages: None, ..scarce(1024) };
+        let options = EngineOptions { max_sequences: Some(4), window_pages: None, ..scarce(1024) };
         let engine = open_model(of, &options);
         let all = [(); 4].map(|()| start(&engine, endless(nth(1, 0, 480), 150, 1)));
         let all = all.map(|events| heard(&events));
@@ -199,8 +199,8 @@ fn several_answers_to_one_prompt_compute_it_once() {
 #[test]
 fn sequences_that_wait_for_pages_equal_sequences_alone() {
     for (of, more) in MODELS.into_iter().flat_map(|of| [(of, 0), (of, 3), (of, 9)]) {
-        let recent_pages = Some(seen(of.1, 100) + more);
-        let engine = open_model(of, &EngineOptions { recent_pages, ..scarce(1024) });
+        let window_pages = Some(seen(of.1, 100) + more);
+        let engine = open_model(of, &EngineOptions { window_pages, ..scarce(1024) });
         let requests: Vec<Request> =
             (0..5).map(|n| endless(nth(n, 70, 130), 190, u64::from(n))).collect();
         let all: Vec<_> = requests.iter().map(|request| start(&engine, request.clone())).collect();
@@ -322,9 +322,9 @@ fn pages_are_released_where_a_chunk_begins() {
 
 #[test]
 fn long_contexts_need_only_window_pages() {
-    let plan = |window: u32, num_ctx: usize, recent_pages| -> MemoryReport {
+    let plan = |window: u32, num_ctx: usize, window_pages| -> MemoryReport {
         let options =
-            EngineOptions { max_sequences: Some(1), recent_pages, ..EngineOptions::default() };
+            EngineOptions { max_sequences: Some(1), window_pages, ..EngineOptions::default() };
         let options = EngineOptions { num_ctx: Some(num_ctx), ..options };
         plan_memory(&model(("gemma3", window), 1 << 17), backend(), &options).unwrap()
     };

@@ -23,7 +23,7 @@ impl Graph {
         name: &'static str,
         layer: usize,
         [q, k, v]: [ValueId; 3],
-        [chosen, before]: [Option<ValueId>; 2],
+        [selected, partial_input]: [Option<ValueId>; 2],
         spec: AttentionSpec,
     ) -> ValueId {
         assert!(!spec.only_reads);
@@ -33,7 +33,7 @@ impl Graph {
             true => assert!(v == k && spec.value_dim <= spec.key_dim),
             false => assert_eq!(cols(v), spec.kv_heads * spec.value_dim),
         }
-        self.attend(name, layer, [q, k, v], [chosen, before], spec)
+        self.attend(name, layer, [q, k, v], [selected, partial_input], spec)
     }
 
     /// Attention to the keys and values that cache layer `layer` already has.
@@ -49,7 +49,7 @@ impl Graph {
 
     /// Stores keys and values in cache layer `layer` for attention of later steps with this
     /// specification. The result has no columns, so that a graph can consist of this operation.
-    pub fn keep(
+    pub fn store_kv(
         &mut self,
         name: &'static str,
         layer: usize,
@@ -67,15 +67,24 @@ impl Graph {
         name: &'static str,
         layer: usize,
         [q, k, v]: [ValueId; 3],
-        [chosen, before]: [Option<ValueId>; 2],
+        [selected, partial_input]: [Option<ValueId>; 2],
         spec: AttentionSpec,
     ) -> ValueId {
-        let mask = if self.sees_all && spec.mask == Mask::Causal { Mask::Full } else { spec.mask };
+        let mask =
+            if self.is_bidirectional && spec.mask == Mask::Causal { Mask::Full } else { spec.mask };
         let spec = AttentionSpec { mask, ..spec };
-        assert_eq!(chosen.is_some(), spec.chosen.is_some());
-        assert!(before.is_none_or(|before| self.value(before).cols == spec.part_cols()));
-        let cols = if spec.is_part { spec.part_cols() } else { spec.heads * spec.value_dim };
+        assert_eq!(selected.is_some(), spec.selected.is_some());
+        assert!(
+            partial_input.is_none_or(|partial| self.value(partial).cols == spec.partial_cols())
+        );
+        let cols =
+            if spec.returns_partial { spec.partial_cols() } else { spec.heads * spec.value_dim };
         assert_eq!(self.value(q).cols, spec.heads * spec.key_dim);
-        self.push(name, Op::Attention { q, k, v, layer, chosen, before, spec }, Rows::Tokens, cols)
+        self.push(
+            name,
+            Op::Attention { q, k, v, layer, selected, partial_input, spec },
+            Rows::Tokens,
+            cols,
+        )
     }
 }

@@ -19,16 +19,16 @@ impl Graph {
         weights: Option<ValueId>,
         spec: TopKPositionsSpec,
     ) -> ValueId {
-        let TopKPositionsSpec { heads, dim, near, chosen, .. } = spec;
+        let TopKPositionsSpec { heads, dim, near, selected, .. } = spec;
         assert_eq!([q, k].map(|x| self.value(x).cols), [heads * dim, dim]);
         assert!(weights.is_none_or(|weights| self.value(weights).cols == heads));
-        assert!(chosen.block > 0 && chosen.count > 0 && heads.is_multiple_of(chosen.lists));
-        assert!(near <= chosen.count);
+        assert!(selected.block > 0 && selected.count > 0 && heads.is_multiple_of(selected.lists));
+        assert!(near <= selected.count);
         self.push(
             name,
             Op::TopKPositions { q, k, weights, layer, spec },
             Rows::Tokens,
-            chosen.cols(),
+            selected.cols(),
         )
     }
 
@@ -38,17 +38,17 @@ impl Graph {
         name: &'static str,
         layer: usize,
         [q, k, v]: [ValueId; 3],
-        (chosen, form): (ValueId, SelectedPositions),
+        (selected, form): (ValueId, SelectedPositions),
         spec: AttentionSpec,
     ) -> ValueId {
-        assert_eq!(self.value(chosen).cols, form.cols());
+        assert_eq!(self.value(selected).cols, form.cols());
         assert!(form.lists == 1 || form.lists == spec.kv_heads);
         assert_eq!(spec.mask, Mask::Causal);
         assert!(
-            spec.alibi.is_none() && spec.shifts.is_none(),
+            spec.alibi.is_none() && spec.position_bias.is_none(),
             "sparse attention has no position biases"
         );
-        let spec = AttentionSpec { chosen: Some(form), ..spec };
-        self.attention_of(name, layer, [q, k, v], [Some(chosen), None], spec)
+        let spec = AttentionSpec { selected: Some(form), ..spec };
+        self.attention_of(name, layer, [q, k, v], [Some(selected), None], spec)
     }
 }

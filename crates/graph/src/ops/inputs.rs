@@ -19,7 +19,7 @@ impl Op {
             Op::Embed { .. } | Op::InputRows | Op::Recur(_) | Op::DepthAttention { .. } => {
                 [None; 5]
             }
-            Op::EmbedListed { numbers: x, .. }
+            Op::EmbedRows { numbers: x, .. }
             | Op::Linear { x, .. }
             | Op::LinearOfHeads { x, .. }
             | Op::RmsNorm { x, .. }
@@ -29,10 +29,10 @@ impl Op {
             | Op::AttnTemperature { x, .. }
             | Op::Scale { x, .. }
             | Op::ScaleAdapter { x, .. }
-            | Op::Steer { x, .. }
+            | Op::AddControlVector { x, .. }
             | Op::Softcap { x, .. }
-            | Op::Sparsify { x, .. }
-            | Op::Pick { x, .. }
+            | Op::GaussianTopK { x, .. }
+            | Op::StridedColumns { x, .. }
             | Op::Unfold { x, .. }
             | Op::GroupNorm { x, .. }
             | Op::StreamWeights { x, .. }
@@ -47,8 +47,8 @@ impl Op {
             Op::DynamicConv { x, dynamic_taps, .. } => {
                 [Some(x), Some(dynamic_taps), None, None, None]
             }
-            Op::Attention { q, k, v, chosen, before, .. } => {
-                [Some(q), Some(k), Some(v), chosen, before]
+            Op::Attention { q, k, v, selected, partial_input, .. } => {
+                [Some(q), Some(k), Some(v), selected, partial_input]
             }
             Op::TopKPositions { q, k, weights, .. } => [Some(q), Some(k), weights, None, None],
             Op::StoreKv { k, v, .. } => [Some(k), Some(v), None, None, None],
@@ -78,10 +78,10 @@ impl Op {
             | Op::AttnTemperature { x, .. }
             | Op::Scale { x, .. }
             | Op::ScaleAdapter { x, .. }
-            | Op::Steer { x, .. }
+            | Op::AddControlVector { x, .. }
             | Op::Softcap { x, .. }
             | Op::MatchNorm { x, .. }
-            | Op::Sparsify { x, .. }
+            | Op::GaussianTopK { x, .. }
             | Op::StreamWeights { x, .. } => Some(x),
             Op::WriteStreams { streams, .. } => Some(streams),
             Op::Add { a, .. } => Some(a),

@@ -11,7 +11,7 @@ use super::problem::{Placement, Problem, Tensor};
 use super::schedule::{Schedule, Span};
 use super::{Case, Tolerance};
 use crate::adapter_scales::AdapterScales;
-use crate::changes::{Changes, Direction, LowRank};
+use crate::adapter_updates::{AdapterUpdates, ControlVector, LowRank};
 use crate::graph::{Graph, HeadLinear, Linear};
 use crate::ops::Op;
 use crate::values::{Index, WeightId};
@@ -91,11 +91,15 @@ fn steer((rows, streams): (usize, usize)) -> Case {
     Case::new(name, Tolerance::F32, move || {
         let mut p = scaled_problem(rows);
         let vectors = [p.floats(&[features]), p.floats(&[features])];
-        let direction = |adapter: usize| Direction { vector: vectors[adapter].id, adapter };
-        let directions = BTreeMap::from([(layer, vec![direction(0), direction(1)])]);
-        p.graph = Graph::with_changes(Arc::new(Changes { directions, ..Changes::default() }));
+        let control_vector =
+            |adapter: usize| ControlVector { vector: vectors[adapter].id, adapter };
+        let control_vectors = BTreeMap::from([(layer, vec![control_vector(0), control_vector(1)])]);
+        p.graph = Graph::with_adapter_updates(Arc::new(AdapterUpdates {
+            control_vectors,
+            ..AdapterUpdates::default()
+        }));
         let x = p.input(streams * features);
-        let out = p.graph.steer(layer, x.id);
+        let out = p.graph.add_control_vectors(layer, x.id);
         p.expect(out, |span| {
             let value = |(i, x): (usize, f64)| {
                 let vector = |adapter: usize| f64::from(vectors[adapter].values[i % features]);
@@ -112,7 +116,7 @@ fn steer((rows, streams): (usize, usize)) -> Case {
 /// A graph that applies low-rank updates to weights.
 pub(super) fn updated_graph(products: impl IntoIterator<Item = (WeightId, Vec<LowRank>)>) -> Graph {
     let products = products.into_iter().collect();
-    Graph::with_changes(Arc::new(Changes { products, ..Changes::default() }))
+    Graph::with_adapter_updates(Arc::new(AdapterUpdates { products, ..AdapterUpdates::default() }))
 }
 
 /// LoRA A and B of two adapters.

@@ -4,7 +4,7 @@ use super::Case;
 use super::attention_reference::{AttentionInputs, cache_tolerance};
 use super::problem::Problem;
 use super::schedule::Schedule;
-use crate::attention::{AttentionSpec, Shifts};
+use crate::attention::{AttentionSpec, RelativePositionBias};
 use crate::kv::KvType;
 use crate::mask::Mask;
 
@@ -156,7 +156,8 @@ fn encoders() -> Vec<Case> {
         spec: AttentionSpec { mask, ..AttentionSpec::causal(6, 2, 32, 48) },
         ..Options::new(AttentionSpec::causal(1, 1, 1, 1), KvType::F32, Steps::Prompt)
     };
-    let mut all = [Mask::Full, Mask::Around(3), Mask::Around(70)].map(base).to_vec();
+    let mut all =
+        [Mask::Full, Mask::SymmetricWindow(3), Mask::SymmetricWindow(70)].map(base).to_vec();
     let full = base(Mask::Full);
     all.extend([
         Options { spec: AttentionSpec { alibi: Some(8.0), ..full.spec }, ..full },
@@ -196,16 +197,19 @@ fn parameters(options: &Options) -> String {
 fn inputs(p: &mut Problem, options: &Options) -> AttentionInputs {
     let mut spec = options.spec;
     let sinks = options.has_sinks.then(|| p.floats(&[spec.heads]));
-    let shifts = options.buckets.map(|buckets| p.floats(&[spec.heads, buckets]));
+    let position_bias = options.buckets.map(|buckets| p.floats(&[spec.heads, buckets]));
     let both_sides = !spec.mask.is_cached();
-    let table = shifts.as_ref().map(|table| table.id);
+    let table = position_bias.as_ref().map(|table| table.id);
     spec.sinks = sinks.as_ref().map(|sinks| sinks.id);
-    spec.shifts =
-        options.buckets.zip(table).map(|(buckets, table)| Shifts { table, buckets, both_sides });
+    spec.position_bias = options.buckets.zip(table).map(|(buckets, table)| RelativePositionBias {
+        table,
+        buckets,
+        both_sides,
+    });
     let q = p.wide_input(spec.heads * spec.key_dim, 3.0);
     let k = p.input(spec.kv_heads * spec.key_dim);
     let v = if spec.values_in_keys { k.clone() } else { p.input(spec.kv_heads * spec.value_dim) };
-    AttentionInputs { spec, q, k, v, sinks, shifts }
+    AttentionInputs { spec, q, k, v, sinks, position_bias }
 }
 
 fn cached(options: Options) -> Case {
@@ -237,23 +241,23 @@ fn encoder(options: Options, rows: usize) -> Case {
     })
 }
 
-/// Self-attention of a decoder and its cross-attention to the first `encoded` tokens of each
+/// Self-attention of a decoder and its cross-attention to the first `encoder_tokens` tokens of each
 /// sequence.
-fn encoder_decoder(encoded: usize) -> Case {
-    let name = format!("attention types=f16/f16 heads=4/4 dims=32/32 encoded={encoded}");
+fn encoder_decoder(encoder_tokens: usize) -> Case {
+    let name = format!("attention types=f16/f16 heads=4/4 dims=32/32 encoded={encoder_tokens}");
     Case::new(name, cache_tolerance([KvType::F16; 2]), move || {
-        let first = encoded.max(1);
+        let first = encoder_tokens.max(1);
         let steps: [&[(usize, usize)]; 3] =
             [&[(0, first), (1, first)], &[(1, 4), (0, 9)], &[(0, 1), (1, 1)]];
-        let mut p = Problem::new(Schedule::steps(&steps).with_encoded(encoded));
+        let mut p = Problem::new(Schedule::steps(&steps).with_encoder_tokens(encoder_tokens));
         p.kv_types = [KvType::F16; 2];
         let plain = AttentionSpec::causal(4, 4, 32, 32);
         let spec = |mask| AttentionSpec { mask, ..plain };
         let options = |mask| Options::new(spec(mask), KvType::F16, Steps::Prompt);
-        let own = inputs(&mut p, &options(Mask::Decoded));
-        let cross = inputs(&mut p, &options(Mask::Encoded));
+        let own = inputs(&mut p, &options(Mask::DecoderCausal));
+        let cross = inputs(&mut p, &options(Mask::CrossAttention));
         let layers = [own.spec, cross.spec].map(|spec| p.cache_layer(spec.cache_layer()));
-        p.graph.keep("kv", layers[1], [cross.k.id, cross.v.id], cross.spec);
+        p.graph.store_kv("kv", layers[1], [cross.k.id, cross.v.id], cross.spec);
         let decoded = p.graph.attention("own", layers[0], [own.q.id, own.k.id, own.v.id], own.spec);
         let encoded_part = p.graph.attention_to("cross", layers[1], cross.q.id, cross.spec);
         let out = p.graph.concat("out", decoded, encoded_part);
@@ -261,7 +265,11 @@ fn encoder_decoder(encoded: usize) -> Case {
             // The operation defines no result for the tokens of the encoder's input.
             let row = |(i, (own, cross)): (usize, (Vec<f64>, Vec<f64>))| {
                 let row = [own, cross].concat();
-                if span.past + i < encoded { vec![f64::NAN; row.len()] } else { row }
+                if span.cached_tokens + i < encoder_tokens {
+                    vec![f64::NAN; row.len()]
+                } else {
+                    row
+                }
             };
             own.rows(span).into_iter().zip(cross.rows(span)).enumerate().map(row).collect()
         });

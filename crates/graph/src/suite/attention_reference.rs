@@ -22,7 +22,7 @@ pub(super) struct AttentionInputs {
     /// Attention sinks.
     pub sinks: Option<Tensor>,
     /// Relative position bias.
-    pub shifts: Option<Tensor>,
+    pub position_bias: Option<Tensor>,
 }
 
 /// A visible key with its value and the bias of its score.
@@ -43,9 +43,11 @@ pub(super) fn visible(spec: &AttentionSpec, span: &Span, i: usize) -> Range<usiz
         Mask::Window(n) => (i + 1).saturating_sub(n as usize)..end,
         Mask::Chunk(n) => i / n as usize * n as usize..end,
         Mask::Full => 0..span.tokens.len(),
-        Mask::Around(n) => i.saturating_sub(n as usize)..span.tokens.len().min(i + n as usize + 1),
-        Mask::Encoded => 0..span.encoded,
-        Mask::Decoded => span.encoded..end,
+        Mask::SymmetricWindow(n) => {
+            i.saturating_sub(n as usize)..span.tokens.len().min(i + n as usize + 1)
+        }
+        Mask::CrossAttention => 0..span.encoder_tokens,
+        Mask::DecoderCausal => span.encoder_tokens..end,
         Mask::Pooled(n) => 0..(i + 1) / n as usize,
     }
 }
@@ -128,8 +130,11 @@ impl AttentionInputs {
 
     /// Relative position bias of a key `behind` positions after the query.
     fn shift(&self, head: usize, behind: i64) -> f64 {
-        let (Some(table), Some(shifts)) = (&self.shifts, self.spec.shifts) else { return 0.0 };
-        f64::from(table.values[shifts.bucket(behind) * self.spec.heads + head])
+        let (Some(table), Some(position_bias)) = (&self.position_bias, self.spec.position_bias)
+        else {
+            return 0.0;
+        };
+        f64::from(table.values[position_bias.bucket(behind) * self.spec.heads + head])
     }
 }
 

@@ -27,7 +27,7 @@ fn inputs(p: &mut Problem, spec: AttentionSpec) -> AttentionInputs {
     let q = p.wide_input(spec.heads * spec.key_dim, 3.0);
     let k = p.input(spec.kv_heads * spec.key_dim);
     let v = p.input(spec.kv_heads * spec.value_dim);
-    AttentionInputs { spec, q, k, v, sinks: None, shifts: None }
+    AttentionInputs { spec, q, k, v, sinks: None, position_bias: None }
 }
 
 /// A sequence that continues from copies of the pages of another, which goes on, too.
@@ -76,7 +76,7 @@ fn shared_layer(ty: KvType) -> Case {
             k: first.k.clone(),
             v: first.v.clone(),
             sinks: None,
-            shifts: None,
+            position_bias: None,
         };
         let layer = p.cache_layer(first.spec.cache_layer());
         let ids = [first.q.id, first.k.id, first.v.id];
@@ -98,7 +98,7 @@ fn stored_only(ty: KvType) -> Case {
         p.kv_types = [ty; 2];
         let inputs = inputs(&mut p, AttentionSpec::causal(4, 4, 32, 64));
         let layer = p.cache_layer(inputs.spec.cache_layer());
-        p.graph.keep("kv", layer, [inputs.k.id, inputs.v.id], inputs.spec);
+        p.graph.store_kv("kv", layer, [inputs.k.id, inputs.v.id], inputs.spec);
         let out = p.graph.attention_to("out", layer, inputs.q.id, inputs.spec);
         p.expect(out, |span| inputs.rows(span));
         p

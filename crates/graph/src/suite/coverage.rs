@@ -26,22 +26,23 @@ macro_rules! variants {
     };
 }
 
-variants!(OPS, op_name, Op: Embed, EmbedListed, InputRows, Linear, LinearOfHeads, RmsNorm, LayerNorm,
+variants!(OPS, op_name, Op: Embed, EmbedRows, InputRows, Linear, LinearOfHeads, RmsNorm, LayerNorm,
     Rope, Attention, TopKPositions, StoreKv, Glu, Activate, Moe, Add, Concat, Mul, AttnTemperature,
-    Scale, ScaleAdapter, Steer, Softcap, MatchNorm, DepthAttention, Sparsify, Pick, DynamicConv,
-    Unfold, GroupNorm, StreamWeights, ReadStreams, WriteStreams, StreamSimilarityGate, Recur,
+    Scale, ScaleAdapter, AddControlVector, Softcap, MatchNorm, DepthAttention, GaussianTopK,
+    StridedColumns, DynamicConv, Unfold, GroupNorm, StreamWeights, ReadStreams, WriteStreams, StreamSimilarityGate, Recur,
     GatherOutputs);
 variants!(RECURRENCES, recurrence_name, Recurrence: Conv, Scan, Delta, Wkv, Wkv7, Retention, Pool,
-    Grams);
+    NgramRows);
 variants!(DECAY_KINDS, decay_kind_name, DecayKind: Unbounded, Bounded);
 variants!(ACTIVATIONS, activation_name, Activation: Silu, GeluTanh, GeluErf, Tanh, Sigmoid,
     Softplus, Relu, ReluSquared, Clamp, Xielu);
-variants!(GLUS, glu_name, Glu: Silu, Gelu, Relu, GatedReluSquared, GeluAlone, ReluSquared, Alone,
-    Clamped, SiluOfClamped, ClampedSilu, BoundedSilu);
-variants!(GATINGS, gating_name, Gating: Softmax, SoftmaxOfChosen, Sigmoid, SqrtSoftplus,
+variants!(GLUS, glu_name, Glu: Silu, Gelu, Relu, GatedReluSquared, UngatedGelu, ReluSquared,
+    Identity, Clamped, SiluOfClamped, ClampedSilu, BoundedSilu);
+variants!(GATINGS, gating_name, Gating: Softmax, SoftmaxOfSelected, Sigmoid, SqrtSoftplus,
     SparseMixer);
-variants!(MASKS, mask_name, Mask: Causal, Window, Chunk, Pooled, Full, Around, Encoded, Decoded);
-variants!(INDICES, index_name, Index: Token, Instead, Position, Fixed);
+variants!(MASKS, mask_name, Mask: Causal, Window, Chunk, Pooled, Full, SymmetricWindow,
+    CrossAttention, DecoderCausal);
+variants!(INDICES, index_name, Index: Token, Remapped, Position, Fixed);
 variants!(ROPE_KINDS, rope_kind_name, RopeKind: Norm, Neox);
 
 /// Names of the operations, and of the variants of their parameters, that no case of the suite has.

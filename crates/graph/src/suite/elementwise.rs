@@ -4,7 +4,7 @@ use super::problem::{Placement, Problem};
 use super::schedule::Schedule;
 use super::{Case, Tolerance};
 use crate::graph::Graph;
-use crate::ops::{Activation, Glu, Temperature};
+use crate::ops::{Activation, AttnTemperatureSpec, Glu};
 use crate::values::ValueId;
 
 /// Rows and columns: one row, odd widths, and widths beyond vectors of 256 and 512 bits.
@@ -151,9 +151,9 @@ pub(super) fn gated(kind: Glu, gate: f64, up: f64) -> f64 {
         Glu::Gelu => gelu_tanh(gate) * up,
         Glu::Relu => gate.max(0.0) * up,
         Glu::GatedReluSquared => gate.max(0.0).powi(2) * up,
-        Glu::GeluAlone => gelu_erf(gate),
+        Glu::UngatedGelu => gelu_erf(gate),
         Glu::ReluSquared => gate.max(0.0).powi(2),
-        Glu::Alone => gate,
+        Glu::Identity => gate,
         Glu::Clamped { alpha, limit } => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
             let g = gate.min(limit);
@@ -181,9 +181,9 @@ pub(super) const GLUS: [(&str, Glu); 12] = [
     ("gelu", Glu::Gelu),
     ("relu", Glu::Relu),
     ("gated_relu_squared", Glu::GatedReluSquared),
-    ("gelu_alone", Glu::GeluAlone),
+    ("gelu_alone", Glu::UngatedGelu),
     ("relu_squared", Glu::ReluSquared),
-    ("alone", Glu::Alone),
+    ("alone", Glu::Identity),
     ("clamped", Glu::Clamped { alpha: 1.702, limit: 2.0 }),
     ("silu_of_clamped", Glu::SiluOfClamped { limit: 1.5 }),
     ("clamped_silu", Glu::ClampedSilu { limit: 1.5 }),
@@ -267,7 +267,7 @@ fn unary() -> Vec<Case> {
     let sparsify = || Unary {
         name: "sparsify".into(),
         bound: 2.0,
-        build: Box::new(|g, x| g.sparsify("out", x, 0.5)),
+        build: Box::new(|g, x| g.gaussian_top_k("out", x, 0.5)),
         reference: Box::new(|x| {
             let n = x.len() as f64;
             let mean = x.iter().sum::<f64>() / n;
@@ -299,7 +299,7 @@ fn columns() -> Vec<Case> {
         Case::new(name, Tolerance::EXACT, move || {
             let mut p = Problem::new(Schedule::one_step(rows));
             let x = p.input_in(placement, periods * period, |x| x);
-            let out = p.graph.pick("out", x.id, start, width, period);
+            let out = p.graph.strided_columns("out", x.id, start, width, period);
             p.expect_rows(out, |token| {
                 x.row(token)
                     .chunks(period)
@@ -315,12 +315,12 @@ fn columns() -> Vec<Case> {
 fn temperatures() -> Vec<Case> {
     let case = |first_position: usize, rows: usize| {
         let name = format!("attn_temperature rows={rows} width=70 first_position={first_position}");
-        let by = Temperature { scale: 0.1, floor: 8, offset: 1 };
+        let by = AttnTemperatureSpec { scale: 0.1, floor: 8, offset: 1 };
         Case::new(name, Tolerance::F32, move || {
             let schedule = Schedule::one_step(rows).with_first_position(first_position);
             let mut p = Problem::new(schedule);
             let x = p.input(70);
-            let out = p.graph.temper("out", x.id, by);
+            let out = p.graph.attn_temperature("out", x.id, by);
             p.expect(out, |span| {
                 let row = |i: usize| {
                     let steps = (span.first_position + i + by.offset as usize) / by.floor as usize;

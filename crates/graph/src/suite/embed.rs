@@ -70,7 +70,7 @@ fn embed(ty: TensorType, lookup: Lookup, rows: usize) -> Case {
                 |token| (0..3).map(move |i| SelectedPositions::entry(number(token, i) as u32));
             let values = (0..ENTRIES).flat_map(numbers).collect();
             let numbers = p.input_of(&Matrix { cols: 3, values });
-            let out = p.graph.embed_listed("out", table.id, cols, numbers.id);
+            let out = p.graph.embed_rows("out", table.id, cols, numbers.id);
             p.expect_rows(out, |token| (0..3).flat_map(|i| table_row(number(token, i))).collect());
             return p;
         }
@@ -78,7 +78,7 @@ fn embed(ty: TensorType, lookup: Lookup, rows: usize) -> Case {
         let listed: Vec<u32> =
             (0..ENTRIES as u32 - 4).map(|token| token * 3 % ENTRIES as u32).collect();
         let index = match lookup {
-            Lookup::List => Index::Instead(p.integers(&[listed.len()], &listed)),
+            Lookup::List => Index::Remapped(p.integers(&[listed.len()], &listed)),
             Lookup::Position => Index::Position,
             Lookup::Fixed => Index::Fixed(9),
             Lookup::Token | Lookup::Numbers => Index::Token,
@@ -87,7 +87,7 @@ fn embed(ty: TensorType, lookup: Lookup, rows: usize) -> Case {
         p.expect(out, |span: &Span| {
             let number = |i: usize| match index {
                 Index::Token => span.tokens[i],
-                Index::Instead(_) => {
+                Index::Remapped(_) => {
                     listed.get(span.tokens[i]).map_or(span.tokens[i], |&x| x as usize)
                 }
                 Index::Position => span.first_position + i,

@@ -121,7 +121,7 @@ fn joined(rows: usize) -> Case {
             })
             .collect();
         let all = products.into_iter().reduce(|a, b| p.graph.concat("all", a, b));
-        p.graph.join_products();
+        p.graph.group_linears_by_input();
         p.expect_rows(all.expect("some products"), |token| {
             let x = doubles(x.row(token));
             weights.iter().flat_map(|w| product(&w.values, width, &x)).collect()

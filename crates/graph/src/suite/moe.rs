@@ -8,7 +8,7 @@ use super::matmul::{product_tolerance, type_name};
 use super::moe_reference::Experts;
 use super::problem::{Placement, Problem};
 use super::{Case, Tolerance};
-use crate::changes::ExpertChanges;
+use crate::adapter_updates::ExpertLoraUpdates;
 use crate::ops::{Gating, Glu, Groups, MoeSpec};
 use crate::values::WeightId;
 
@@ -25,13 +25,13 @@ struct Options {
     /// Types of gate and up, and of down.
     types: [TensorType; 2],
     experts: usize,
-    used: usize,
+    top_k: usize,
     gating: Gating,
     normalise: bool,
     scale: f32,
     groups: Option<Groups>,
     glu: Glu,
-    sharing: usize,
+    experts_per_matrix: usize,
     weighs_input: bool,
     is_joined: bool,
     has_biases: bool,
@@ -51,13 +51,13 @@ fn base() -> Options {
         hidden: 96,
         types: [TensorType::F32; 2],
         experts: 8,
-        used: 3,
+        top_k: 3,
         gating: Gating::Softmax,
         normalise: false,
         scale: 1.0,
         groups: None,
         glu: Glu::Silu,
-        sharing: 1,
+        experts_per_matrix: 1,
         weighs_input: false,
         is_joined: false,
         has_biases: false,
@@ -95,7 +95,7 @@ fn types() -> Vec<Options> {
             width: 256,
             hidden: 256,
             experts: 4,
-            used: 2,
+            top_k: 2,
             ..base()
         })
     });
@@ -105,7 +105,7 @@ fn types() -> Vec<Options> {
 fn gatings() -> Vec<Options> {
     let gatings = [
         ("softmax", Gating::Softmax, (0.0, 3.0)),
-        ("softmax_of_chosen", Gating::SoftmaxOfChosen, (0.0, 3.0)),
+        ("softmax_of_chosen", Gating::SoftmaxOfSelected, (0.0, 3.0)),
         ("sigmoid", Gating::Sigmoid, (0.0, 3.0)),
         ("sqrt_softplus", Gating::SqrtSoftplus, (0.0, 3.0)),
         ("sparse_mixer", Gating::SparseMixer, (2.0, 0.06)),
@@ -127,7 +127,7 @@ fn activations() -> Vec<Options> {
 }
 
 fn options() -> Vec<Options> {
-    let groups = Some(Groups { count: 4, used: 2 });
+    let groups = Some(Groups { count: 4, top_k: 2 });
     let q8 = [TensorType::Q8_0; 2];
     let sigmoid = Options { gating: Gating::Sigmoid, ..base() };
     vec![
@@ -140,25 +140,25 @@ fn options() -> Vec<Options> {
         labelled("factors", Options { has_factors: true, normalise: true, ..sigmoid.clone() }),
         labelled("by_token", Options { is_by_token: true, rows: 40, ..sigmoid.clone() }),
         labelled("weighs_input", Options { weighs_input: true, ..sigmoid.clone() }),
-        labelled("weighs_input", Options { weighs_input: true, types: q8, used: 1, ..sigmoid }),
+        labelled("weighs_input", Options { weighs_input: true, types: q8, top_k: 1, ..sigmoid }),
         labelled("biases", Options { has_biases: true, ..base() }),
         labelled("biases", Options { has_biases: true, types: q8, rows: 40, ..base() }),
         labelled("joined", Options { is_joined: true, ..base() }),
         labelled("joined", Options { is_joined: true, types: q8, rows: 40, ..base() }),
         labelled("low_rank", Options { has_updates: true, ..base() }),
         labelled("low_rank", Options { has_updates: true, types: q8, rows: 40, ..base() }),
-        labelled("sharing", Options { sharing: 2, types: q8, ..base() }),
-        labelled("many_experts", Options { experts: 64, used: 8, rows: 70, types: q8, ..base() }),
-        labelled("all_experts", Options { experts: 4, used: 4, rows: 5, ..base() }),
+        labelled("sharing", Options { experts_per_matrix: 2, types: q8, ..base() }),
+        labelled("many_experts", Options { experts: 64, top_k: 8, rows: 70, types: q8, ..base() }),
+        labelled("all_experts", Options { experts: 4, top_k: 4, rows: 5, ..base() }),
     ]
 }
 
 fn case(options: Options) -> Case {
     let [first, second] = options.types;
-    let Options { label, rows, width, experts, used, .. } = &options;
+    let Options { label, rows, width, experts, top_k, .. } = &options;
     let types = format!("{}/{}", type_name(first), type_name(second));
     let name =
-        format!("moe types={types} rows={rows} width={width} experts={used}/{experts} {label}");
+        format!("moe types={types} rows={rows} width={width} experts={top_k}/{experts} {label}");
     let [first, second] = [first, second].map(product_tolerance);
     let tolerance = Tolerance {
         full: first.full.max(second.full),
@@ -187,8 +187,9 @@ fn problem(options: &Options) -> Problem {
 }
 
 fn weights(p: &mut Problem, options: &Options) -> Experts {
-    let Options { width, hidden, experts, used, sharing, is_joined, glu, .. } = *options;
-    let matrices = experts / sharing;
+    let Options { width, hidden, experts, top_k, experts_per_matrix, is_joined, glu, .. } =
+        *options;
+    let matrices = experts / experts_per_matrix;
     let gate_rows = if is_joined { 2 * hidden } else { hidden };
     let gate = p.random_tensor(options.types[0], &[width, gate_rows, matrices]);
     let is_one_matrix = is_joined || !glu.has_gate();
@@ -202,11 +203,12 @@ fn weights(p: &mut Problem, options: &Options) -> Experts {
     let selection_bias = options.has_selection_bias.then(|| p.floats(&[experts]));
     let factors = options.has_factors.then(|| p.floats(&[experts]));
     let vocabulary = p.schedule.vocabulary();
-    let by_token: Option<Vec<u32>> = options.is_by_token.then(|| {
-        let expert = |i: usize| (i / used * 3 + i % used * 5) % experts;
-        (0..vocabulary * used).map(|i| expert(i) as u32).collect()
+    let experts_by_token: Option<Vec<u32>> = options.is_by_token.then(|| {
+        let expert = |i: usize| (i / top_k * 3 + i % top_k * 5) % experts;
+        (0..vocabulary * top_k).map(|i| expert(i) as u32).collect()
     });
-    let by_token_id = by_token.as_ref().map(|table| p.integers(&[used, vocabulary], table));
+    let by_token_id =
+        experts_by_token.as_ref().map(|table| p.integers(&[top_k, vocabulary], table));
     let updates = options.has_updates.then(|| {
         [[width, hidden], [width, hidden], [hidden, width]]
             .map(|[input, out]| Updates::new(p, input, out, &[matrices]))
@@ -215,35 +217,46 @@ fn weights(p: &mut Problem, options: &Options) -> Experts {
     let spec = MoeSpec {
         selection_bias: selection_bias.as_ref().map(|bias| bias.id),
         factors: factors.as_ref().map(|factors| factors.id),
-        by_token: by_token_id,
+        experts_by_token: by_token_id,
         gate_bias: bias(0),
         up_bias: bias(1),
         down_bias: bias(2),
         ..spec(options, [gate.id, up.id, down.id])
     };
     let input = width;
-    Experts { spec, input, gate, up, down, biases, selection_bias, factors, by_token, updates }
+    Experts {
+        spec,
+        input,
+        gate,
+        up,
+        down,
+        biases,
+        selection_bias,
+        factors,
+        experts_by_token,
+        updates,
+    }
 }
 
 /// The specification without optional weights.
 fn spec(options: &Options, [gate, up, down]: [WeightId; 3]) -> MoeSpec {
-    let &Options { experts, used, gating, normalise, scale, groups, .. } = options;
-    let &Options { width, hidden, glu, sharing, weighs_input, is_joined, .. } = options;
+    let &Options { experts, top_k, gating, normalise, scale, groups, .. } = options;
+    let &Options { width, hidden, glu, experts_per_matrix, weighs_input, is_joined, .. } = options;
     MoeSpec {
         experts,
-        used,
+        top_k,
         gating,
         normalise,
         scale,
         factors: None,
         selection_bias: None,
         groups,
-        by_token: None,
+        experts_by_token: None,
         weighs_input,
         glu,
         hidden,
         out: width,
-        sharing,
+        experts_per_matrix,
         gate,
         up,
         is_joined,
@@ -251,6 +264,6 @@ fn spec(options: &Options, [gate, up, down]: [WeightId; 3]) -> MoeSpec {
         gate_bias: None,
         up_bias: None,
         down_bias: None,
-        changes: ExpertChanges::default(),
+        lora_updates: ExpertLoraUpdates::default(),
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct Experts {
     /// Factor of each expert's weight.
     pub factors: Option<Tensor>,
     /// Experts of each token id.
-    pub by_token: Option<Vec<u32>>,
+    pub experts_by_token: Option<Vec<u32>>,
     /// Low-rank updates of gate, up and down.
     pub updates: Option<[Updates; 3]>,
 }
@@ -69,16 +69,16 @@ impl Experts {
     fn selected(&self, token: usize, logits: &[f64]) -> Vec<(usize, f64)> {
         let spec = &self.spec;
         let scores = self.scores(logits);
-        let experts: Vec<usize> = match &self.by_token {
+        let experts: Vec<usize> = match &self.experts_by_token {
             Some(table) => {
-                let experts = &table[token * spec.used..][..spec.used];
+                let experts = &table[token * spec.top_k..][..spec.top_k];
                 experts.iter().map(|&expert| expert as usize).collect()
             }
             None => self.best_experts(&scores),
         };
         let mut weights: Vec<f64> = experts.iter().map(|&expert| scores[expert]).collect();
         match spec.gating {
-            Gating::SoftmaxOfChosen => weights = softmax(&weights),
+            Gating::SoftmaxOfSelected => weights = softmax(&weights),
             Gating::SparseMixer => {
                 let weight = |i: usize| sparse_mixer_weight(logits, &experts[..=i]);
                 weights = (0..experts.len()).map(weight).collect();
@@ -105,7 +105,7 @@ impl Experts {
     fn scores(&self, logits: &[f64]) -> Vec<f64> {
         match self.spec.gating {
             Gating::Softmax => softmax(logits),
-            Gating::SoftmaxOfChosen | Gating::SparseMixer => logits.to_vec(),
+            Gating::SoftmaxOfSelected | Gating::SparseMixer => logits.to_vec(),
             Gating::Sigmoid => logits.iter().map(|&x| sigmoid(x)).collect(),
             Gating::SqrtSoftplus => logits.iter().map(|&x| softplus(x).sqrt()).collect(),
         }
@@ -128,21 +128,21 @@ impl Experts {
             };
             let scores: Vec<f64> = biased.chunks(each).map(score).collect();
             let mut kept = Vec::new();
-            (0..groups.used).for_each(|_| kept.push(best(&scores, &kept)));
+            (0..groups.top_k).for_each(|_| kept.push(best(&scores, &kept)));
             let is_kept = |expert: usize| kept.contains(&(expert / each));
             (0..spec.experts).filter(|&expert| !is_kept(expert)).for_each(|expert| {
                 biased[expert] = f64::NEG_INFINITY;
             });
         }
         let mut experts = Vec::new();
-        (0..spec.used).for_each(|_| experts.push(best(&biased, &experts)));
+        (0..spec.top_k).for_each(|_| experts.push(best(&biased, &experts)));
         experts
     }
 
     /// `down(glu(gate x, up x))` of one expert.
     fn expert(&self, span: &Span, expert: usize, x: &[f64]) -> Vec<f64> {
-        let MoeSpec { hidden, out, sharing, is_joined, glu, .. } = self.spec;
-        let matrix = expert / sharing;
+        let MoeSpec { hidden, out, experts_per_matrix, is_joined, glu, .. } = self.spec;
+        let matrix = expert / experts_per_matrix;
         let bias = |part: usize, len: usize, y: Vec<f64>| -> Vec<f64> {
             let Some(biases) = &self.biases else { return y };
             let bias = &biases[part].values[matrix * len..][..len];

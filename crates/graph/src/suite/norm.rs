@@ -145,7 +145,7 @@ fn match_norm((rows, cols): (usize, usize), placement: Placement) -> Case {
         let mut p = Problem::new(Schedule::one_step(rows));
         let x = p.input_in(placement, cols, |x| x);
         let like = p.input_in(placement, cols, |x| 7.0 * x);
-        let out = p.graph.resize("out", x.id, like.id);
+        let out = p.graph.match_norm("out", x.id, like.id);
         p.expect_rows(out, |token| {
             let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
             let (x, like) = (doubles(x.row(token)), doubles(like.row(token)));

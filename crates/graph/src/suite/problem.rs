@@ -9,7 +9,7 @@ use super::compare::Expected;
 use super::random::Random;
 use super::schedule::{Action, Schedule, Span};
 use crate::adapter_scales::AdapterScales;
-use crate::backend::{CacheSpec, RecentPages, Segment, StateSpec, StepInput, Weight};
+use crate::backend::{CacheSpec, Segment, SegmentWindowPages, StateSpec, StepInput, Weight};
 use crate::graph::Graph;
 use crate::kv::{CacheLayer, KvType};
 use crate::values::{Index, Rope, RopeId, Rows, ValueId, WeightId};
@@ -341,7 +341,7 @@ impl Problem {
             value_type,
             page_tokens: self.page_tokens,
             pages,
-            recent_pages: if self.has_windows() { pages } else { 0 },
+            window_pages: if self.has_windows() { pages } else { 0 },
         };
         (!self.layers.is_empty()).then_some(cache)
     }
@@ -351,7 +351,7 @@ impl Problem {
     }
 
     fn has_windows(&self) -> bool {
-        self.layers.iter().any(CacheLayer::is_recent)
+        self.layers.iter().any(CacheLayer::has_window)
     }
 
     fn pages_per_sequence(&self) -> usize {
@@ -374,7 +374,7 @@ impl Problem {
         let pages = (0..tokens.div_ceil(self.page_tokens))
             .map(|number| (self.page(from, number), self.page(to, number)));
         let mut commands = Vec::new();
-        if self.layers.iter().any(|layer| !layer.is_recent()) {
+        if self.layers.iter().any(|layer| !layer.has_window()) {
             commands.extend(pages.clone().map(|(from, to)| Command::CopyPage { from, to }));
         }
         if self.has_windows() {
@@ -408,23 +408,24 @@ impl Problem {
 
     fn segment(&self, span: &Span, first_row: usize) -> Segment {
         let state = self.slot(span.sequence);
-        let (rows, past) = (span.rows().len(), span.past);
+        let (rows, cached_tokens) = (span.rows().len(), span.cached_tokens);
         if self.layers.is_empty() {
-            return Segment { first_row, rows, past, state, ..Segment::default() };
+            return Segment { first_row, rows, cached_tokens, state, ..Segment::default() };
         }
         let count = span.tokens.len().div_ceil(self.page_tokens);
         let page = |number| self.page(span.sequence, number);
-        let windows = self.layers.iter().filter(|layer| layer.is_recent());
-        let first = windows.map(|layer| layer.mask.first_seen(past) / self.page_tokens).min();
-        let recent =
-            first.map(|first| RecentPages { first, pages: (first..count).map(page).collect() });
+        let windows = self.layers.iter().filter(|layer| layer.has_window());
+        let first =
+            windows.map(|layer| layer.mask.first_seen(cached_tokens) / self.page_tokens).min();
+        let window_pages = first
+            .map(|first| SegmentWindowPages { first, pages: (first..count).map(page).collect() });
         Segment {
             first_row,
             rows,
-            past,
+            cached_tokens,
             pages: (0..count).map(page).collect(),
-            recent: recent.unwrap_or_default(),
-            encoded: span.encoded,
+            window_pages: window_pages.unwrap_or_default(),
+            encoder_tokens: span.encoder_tokens,
             state,
         }
     }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::problem::{Input, Placement, Problem};
-use super::recurrent_reference::{delta, gram_rows, pool, retention, scan, wkv, wkv7};
+use super::recurrent_reference::{delta, ngram_rows, pool, retention, scan, wkv, wkv7};
 use super::schedule::{Event, Schedule};
 use super::{Case, Tolerance};
 use crate::recurrent::{
-    DecayKind, DeltaSpec, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec, ScanSpec,
-    Wkv7Spec, WkvSpec,
+    DecayKind, DeltaSpec, NgramEmbeddingSpec, NgramHead, PoolSpec, Recurrence, RetentionSpec,
+    ScanSpec, Wkv7Spec, WkvSpec,
 };
 
 /// Error of states, which accumulate the rounding of many tokens.
@@ -206,8 +206,8 @@ fn wkv_case(steps: Steps, (heads, kv_heads, dim): (usize, usize, usize), has_bon
         let (r, k) = (p.input(heads * dim), p.input(kv_heads * dim));
         let v = p.input(kv_heads * dim);
         let decay = p.input_in(Placement::Whole, heads * dim, |x| 2.0 * x - 1.5);
-        let first = bonus.as_ref().map(|bonus| bonus.id);
-        let mut spec = WkvSpec { state: 0, heads, kv_heads, dim, first };
+        let mut spec =
+            WkvSpec { state: 0, heads, kv_heads, dim, bonus: bonus.as_ref().map(|bonus| bonus.id) };
         spec.state = p.state(spec.values());
         let recurrence = Recurrence::Wkv { r: r.id, k: k.id, v: v.id, decay: decay.id, spec };
         let out = p.graph.recur("out", recurrence);
@@ -223,7 +223,7 @@ fn wkv7_case(steps: Steps, (heads, dim): (usize, usize)) -> Case {
         let cols = heads * dim;
         let [r, k, v, decay, forget] = [(); 5].map(|()| p.input(cols));
         let rate = p.input_in(Placement::Whole, cols, f32::abs);
-        let mut spec = Wkv7Spec { state: 0, heads, dim, itself: bonus.id };
+        let mut spec = Wkv7Spec { state: 0, heads, dim, bonus: bonus.id };
         spec.state = p.state(spec.values());
         let all: [&Input; 6] = [&r, &k, &v, &decay, &forget, &rate];
         let [r, k, v, decay, forget, rate] = all.map(|input| input.id);
@@ -276,12 +276,16 @@ fn gram_case(steps: Steps) -> Case {
     Case::new(format!("grams steps={}", steps.name()), Tolerance::EXACT, move || {
         let mut p = Problem::new(steps.schedule().with_vocabulary(9));
         let heads =
-            [(0, 11), (11, 13), (24, 17), (41, 19)].map(|(first, rows)| GramHead { first, rows });
-        let mut spec =
-            GramSpec { state: 0, multipliers: vec![3, 5 << 61, 9], heads: heads.to_vec(), end: 7 };
+            [(0, 11), (11, 13), (24, 17), (41, 19)].map(|(first, rows)| NgramHead { first, rows });
+        let mut spec = NgramEmbeddingSpec {
+            state: 0,
+            multipliers: vec![3, 5 << 61, 9],
+            heads: heads.to_vec(),
+            end: 7,
+        };
         spec.state = p.state(spec.values());
-        let out = p.graph.recur("out", Recurrence::Grams { spec: Arc::new(spec.clone()) });
-        p.expect_bits(out, |span| gram_rows(&spec, span));
+        let out = p.graph.recur("out", Recurrence::NgramRows { spec: Arc::new(spec.clone()) });
+        p.expect_bits(out, |span| ngram_rows(&spec, span));
         p
     })
 }

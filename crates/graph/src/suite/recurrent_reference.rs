@@ -5,7 +5,7 @@ use super::elementwise::{doubles, sigmoid, softplus};
 use super::problem::{Input, Tensor};
 use super::schedule::Span;
 use crate::recurrent::{
-    DecayKind, DeltaSpec, GramSpec, PoolSpec, RetentionSpec, ScanSpec, Wkv7Spec, WkvSpec,
+    DecayKind, DeltaSpec, NgramEmbeddingSpec, PoolSpec, RetentionSpec, ScanSpec, Wkv7Spec, WkvSpec,
 };
 
 /// A recurrent state: one row for each key feature, one column for each value feature.
@@ -19,7 +19,7 @@ fn zeros(rows: usize, cols: usize) -> StateMatrix {
 /// order.
 fn run(span: &Span, mut token: impl FnMut(usize) -> Vec<f64>) -> Vec<Vec<f64>> {
     let mut rows: Vec<Vec<f64>> = span.tokens.iter().map(|&id| token(id)).collect();
-    rows.split_off(span.past)
+    rows.split_off(span.cached_tokens)
 }
 
 /// `len` columns of the row of a token, from `first` on.
@@ -248,7 +248,7 @@ pub(super) fn pool(
 }
 
 /// Bits of the table rows of the n-grams that end with each token.
-pub(super) fn gram_rows(spec: &GramSpec, span: &Span) -> Vec<Vec<Option<u32>>> {
+pub(super) fn ngram_rows(spec: &NgramEmbeddingSpec, span: &Span) -> Vec<Vec<Option<u32>>> {
     let lengths = spec.multipliers.len() - 1;
     let each = spec.heads.len() / lengths;
     let row = |i: usize| {

@@ -19,7 +19,7 @@ struct RopeShape {
     first_position: usize,
     magnitude: f32,
     /// Positions that are subtracted from a token's own.
-    behind: u32,
+    position_offset: u32,
     is_inverse: bool,
     placement: Placement,
 }
@@ -37,7 +37,7 @@ pub(super) fn cases() -> Vec<Case> {
             pairs: 32,
             first_position: 0,
             magnitude: 1.0,
-            behind: 0,
+            position_offset: 0,
             is_inverse: false,
             placement: Placement::Whole,
         };
@@ -50,7 +50,7 @@ pub(super) fn cases() -> Vec<Case> {
             RopeShape { head_dim: 31, start: 1, pairs: 15, ..base },
             RopeShape { first_position: 100_000, ..base },
             RopeShape { magnitude: 1.19, ..base },
-            RopeShape { behind: 4, ..base },
+            RopeShape { position_offset: 4, ..base },
             RopeShape { is_inverse: true, magnitude: 0.8, first_position: 50, ..base },
         ];
         cases.extend(shapes.into_iter().flat_map(|shape| {
@@ -62,11 +62,11 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn case(shape: RopeShape) -> Case {
     let RopeShape { kind, rows, heads, head_dim, start, pairs, first_position, .. } = shape;
-    let RopeShape { magnitude, behind, is_inverse, placement, .. } = shape;
+    let RopeShape { magnitude, position_offset, is_inverse, placement, .. } = shape;
     let kind_name = if kind == RopeKind::Norm { "norm" } else { "neox" };
     let name = format!(
         "rope kind={kind_name} rows={rows} heads={heads} head_dim={head_dim} start={start} \
-         pairs={pairs} first_position={first_position} magnitude={magnitude} behind={behind} \
+         pairs={pairs} first_position={first_position} magnitude={magnitude} behind={position_offset} \
          inverse={is_inverse} input={}",
         placement.name()
     );
@@ -74,13 +74,13 @@ fn case(shape: RopeShape) -> Case {
         let mut p = Problem::new(Schedule::one_step(rows).with_first_position(first_position));
         let frequency = |pair: usize| 10_000f32.powf(-(pair as f32) / pairs as f32);
         let frequencies: Vec<f32> = (0..pairs).map(frequency).collect();
-        let rope = Rope { kind, frequencies, magnitude, behind, is_back: is_inverse };
+        let rope = Rope { kind, frequencies, magnitude, position_offset, is_inverse };
         let table = p.rope(rope.clone());
         let x = p.input_in(placement, heads * head_dim, |x| x);
         let out = p.graph.rope_from("out", x.id, (head_dim, start), table);
         p.expect(out, |span| {
             let row = |i: usize| {
-                let position = (span.first_position + i).saturating_sub(behind as usize);
+                let position = (span.first_position + i).saturating_sub(position_offset as usize);
                 rotated_row(&rope, position, (head_dim, start), x.row(span.tokens[i]))
             };
             span.indices().map(row).collect()
@@ -98,7 +98,7 @@ fn rotated_row(
 ) -> Vec<f64> {
     let pairs = rope.frequencies.len();
     let magnitude = f64::from(rope.magnitude);
-    let direction = if rope.is_back { -1.0 } else { 1.0 };
+    let direction = if rope.is_inverse { -1.0 } else { 1.0 };
     let mut out: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
     for head in out.chunks_exact_mut(head_dim) {
         for (pair, &frequency) in rope.frequencies.iter().enumerate() {

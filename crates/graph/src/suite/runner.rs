@@ -40,7 +40,7 @@ pub(super) fn run(
                 }
             }
             Command::CopyPage { from, to } => backend.copy_page(*from, *to),
-            Command::CopyWindowPage { from, to } => backend.copy_recent_page(*from, *to),
+            Command::CopyWindowPage { from, to } => backend.copy_window_page(*from, *to),
             Command::CopyState { from, to } => backend.copy_state(*from, *to),
         }
     }

@@ -21,7 +21,7 @@ pub(super) struct Schedule {
     /// Number of different token ids; `None` gives each row an id of its own.
     vocabulary: Option<usize>,
     /// Number of first tokens of each sequence that belong to an encoder's input.
-    encoded: usize,
+    encoder_tokens: usize,
     /// Position of the first token of each sequence, for operations without a cache.
     first_position: usize,
 }
@@ -32,11 +32,11 @@ pub(super) struct Span {
     /// Number of the sequence.
     pub sequence: usize,
     /// Number of tokens before the step.
-    pub past: usize,
+    pub cached_tokens: usize,
     /// Token ids of the sequence, up to the last row of the step.
     pub tokens: Vec<usize>,
     /// Number of first tokens that belong to an encoder's input.
-    pub encoded: usize,
+    pub encoder_tokens: usize,
     /// Position of the first token of the sequence.
     pub first_position: usize,
 }
@@ -44,12 +44,12 @@ pub(super) struct Span {
 impl Span {
     /// Indices in the sequence of the rows of the step.
     pub fn indices(&self) -> std::ops::Range<usize> {
-        self.past..self.tokens.len()
+        self.cached_tokens..self.tokens.len()
     }
 
     /// Token ids of the rows of the step.
     pub fn rows(&self) -> &[usize] {
-        &self.tokens[self.past..]
+        &self.tokens[self.cached_tokens..]
     }
 }
 
@@ -64,7 +64,7 @@ pub(super) enum Action {
 impl Schedule {
     /// These events, with a token id of its own for each row.
     pub fn new(events: Vec<Event>) -> Self {
-        Self { events, vocabulary: None, encoded: 0, first_position: 0 }
+        Self { events, vocabulary: None, encoder_tokens: 0, first_position: 0 }
     }
 
     /// One step of `rows` rows. From four rows on they belong to two sequences.
@@ -86,8 +86,8 @@ impl Schedule {
     }
 
     /// The same steps of sequences that begin with this number of tokens of an encoder's input.
-    pub fn with_encoded(self, encoded: usize) -> Self {
-        Self { encoded, ..self }
+    pub fn with_encoder_tokens(self, encoder_tokens: usize) -> Self {
+        Self { encoder_tokens, ..self }
     }
 
     /// The same steps with token ids below `vocabulary`, in no order.
@@ -142,10 +142,10 @@ impl Schedule {
         };
         let mut span = |sequences: &mut [Vec<usize>], (sequence, rows): (usize, usize)| {
             let tokens = &mut sequences[sequence];
-            let past = tokens.len();
+            let cached_tokens = tokens.len();
             tokens.extend((0..rows).map(|_| token()));
-            let (encoded, first_position) = (self.encoded, self.first_position);
-            Span { sequence, past, tokens: tokens.clone(), encoded, first_position }
+            let (encoder_tokens, first_position) = (self.encoder_tokens, self.first_position);
+            Span { sequence, cached_tokens, tokens: tokens.clone(), encoder_tokens, first_position }
         };
         let action = |event: &Event| match *event {
             Event::Step(ref parts) => {

@@ -29,7 +29,7 @@ fn selections() -> Vec<Case> {
         rectified: true,
         mask: Mask::Causal,
         near: 0,
-        chosen: SelectedPositions { lists: 1, count: 11, block: 1 },
+        selected: SelectedPositions { lists: 1, count: 11, block: 1 },
     };
     let blocks = TopKPositionsSpec {
         heads: 2,
@@ -37,7 +37,7 @@ fn selections() -> Vec<Case> {
         rectified: false,
         mask: Mask::Causal,
         near: 0,
-        chosen: SelectedPositions { lists: 2, count: 4, block: 7 },
+        selected: SelectedPositions { lists: 2, count: 4, block: 7 },
     };
     let pooled = TopKPositionsSpec { mask: Mask::Pooled(4), near: 2, ..plain };
     let specs = [
@@ -59,14 +59,14 @@ fn selections() -> Vec<Case> {
 /// Steps of one sequence of `len` tokens, `each` tokens per step.
 fn even_steps(len: usize, each: usize) -> Schedule {
     let steps: Vec<[(usize, usize); 1]> =
-        (0..len).step_by(each).map(|past| [(0, each.min(len - past))]).collect();
+        (0..len).step_by(each).map(|cached_tokens| [(0, each.min(len - cached_tokens))]).collect();
     Schedule::steps(&steps.iter().map(|step| &step[..]).collect::<Vec<_>>())
 }
 
 /// Selection from inputs that are small whole numbers: scores are exact, and many are equal.
 fn top_k(spec: TopKPositionsSpec, is_weighted: bool, ty: KvType, each: usize) -> Case {
-    let TopKPositionsSpec { heads, dim, mask, near, chosen, .. } = spec;
-    let SelectedPositions { lists, count, block } = chosen;
+    let TopKPositionsSpec { heads, dim, mask, near, selected, .. } = spec;
+    let SelectedPositions { lists, count, block } = selected;
     let mask = format!("{mask:?}").to_lowercase();
     let name = format!(
         "top_k_positions type={ty} rows={each} heads={heads} width={dim} mask={mask} \
@@ -98,11 +98,11 @@ fn selected_row(
     k: &Input,
     weights: Option<&Input>,
 ) -> Vec<Option<u32>> {
-    let SelectedPositions { lists, count, block } = spec.chosen;
+    let SelectedPositions { lists, count, block } = spec.selected;
     let each = spec.mask.pooled();
     let seen = (i + 1) / each;
-    if seen <= spec.chosen.room() {
-        return vec![None; spec.chosen.cols()];
+    if seen <= spec.selected.capacity() {
+        return vec![None; spec.selected.cols()];
     }
     let token = span.tokens[i];
     let heads = spec.heads / lists;
@@ -136,7 +136,7 @@ fn selected_row(
 #[derive(Debug, Clone, Copy)]
 struct ListCase {
     spec: AttentionSpec,
-    chosen: SelectedPositions,
+    selected: SelectedPositions,
     ty: KvType,
     /// Number of tokens of the sequence, and tokens per step.
     len: usize,
@@ -147,21 +147,23 @@ fn lists() -> Vec<Case> {
     let latent = AttentionSpec { values_in_keys: true, ..AttentionSpec::causal(4, 1, 96, 64) };
     let shared = AttentionSpec { softcap: Some(3.0), ..AttentionSpec::causal(6, 2, 32, 64) };
     let tail = AttentionSpec { sees_tail: true, ..shared };
-    let selected = |lists, count, block| SelectedPositions { lists, count, block };
+    let lists = |lists, count, block| SelectedPositions { lists, count, block };
     let mut cases = Vec::new();
     for ty in KvType::ALL {
         let shapes = [
-            (latent, selected(1, 9, 1)),
-            (shared, selected(2, 20, 3)),
-            (shared, selected(1, 2, 64)),
-            (tail, selected(1, 3, 16)),
+            (latent, lists(1, 9, 1)),
+            (shared, lists(2, 20, 3)),
+            (shared, lists(1, 2, 64)),
+            (tail, lists(1, 3, 16)),
         ];
-        for (spec, chosen) in shapes {
-            cases.extend([300, 97].map(|each| list(ListCase { spec, chosen, ty, len: 300, each })));
+        for (spec, selected) in shapes {
+            cases.extend(
+                [300, 97].map(|each| list(ListCase { spec, selected, ty, len: 300, each })),
+            );
         }
     }
-    let chosen = selected(1, 530, 1);
-    let long = ListCase { spec: latent, chosen, ty: KvType::F16, len: 560, each: 560 };
+    let selected = lists(1, 530, 1);
+    let long = ListCase { spec: latent, selected, ty: KvType::F16, len: 560, each: 560 };
     cases.push(list(long));
     cases
 }
@@ -171,10 +173,10 @@ impl ListCase {
     /// selects blocks, and the list keeps the last ones.
     fn blocks(&self, i: usize, list: usize) -> Vec<usize> {
         let is_selected = |block: &usize| (i * 31 + block * 17 + list * 5) % 8 < 5 || *block == 0;
-        let block = self.chosen.block;
+        let block = self.selected.block;
         let end = if self.spec.sees_tail { (i + 1) / block } else { i / block + 1 };
         let mut blocks: Vec<usize> = (0..end).filter(is_selected).collect();
-        blocks.drain(..blocks.len().saturating_sub(self.chosen.count));
+        blocks.drain(..blocks.len().saturating_sub(self.selected.count));
         blocks
     }
 
@@ -183,14 +185,14 @@ impl ListCase {
         let of_list = |list: usize| {
             let blocks = self.blocks(i, list).into_iter().map(|block| block as u32);
             let padded = blocks.chain(std::iter::repeat(SelectedPositions::NONE));
-            padded.take(self.chosen.count).map(SelectedPositions::entry).collect::<Vec<_>>()
+            padded.take(self.selected.count).map(SelectedPositions::entry).collect::<Vec<_>>()
         };
-        (0..self.chosen.lists).flat_map(of_list).collect()
+        (0..self.selected.lists).flat_map(of_list).collect()
     }
 
     /// Indices that the token at index `i` sees in a key head.
     fn seen(&self, i: usize, kv_head: usize) -> Vec<usize> {
-        let SelectedPositions { lists, count, block } = self.chosen;
+        let SelectedPositions { lists, count, block } = self.selected;
         let tail_len = if self.spec.sees_tail { block - 1 } else { 0 };
         if i < count * block + tail_len {
             return (0..=i).collect();
@@ -215,9 +217,9 @@ fn indices_of_tokens(schedule: &Schedule) -> Vec<usize> {
 }
 
 fn list(case: ListCase) -> Case {
-    let ListCase { spec, chosen, ty, len, each } = case;
+    let ListCase { spec, selected, ty, len, each } = case;
     let AttentionSpec { heads, kv_heads, key_dim, value_dim, sees_tail, .. } = spec;
-    let SelectedPositions { lists, count, block } = chosen;
+    let SelectedPositions { lists, count, block } = selected;
     let name = format!(
         "sparse_attention types={ty}/{ty} rows={each} heads={heads}/{kv_heads} \
          dims={key_dim}/{value_dim} lists={lists} count={count} block={block} sees_tail={sees_tail}"
@@ -230,11 +232,11 @@ fn list(case: ListCase) -> Case {
         let v = if spec.values_in_keys { k.clone() } else { p.input(kv_heads * value_dim) };
         let indices = indices_of_tokens(&p.schedule);
         let values = indices.iter().flat_map(|&i| case.entries(i)).collect();
-        let entries = p.input_of(&Matrix { cols: chosen.cols(), values });
+        let entries = p.input_of(&Matrix { cols: selected.cols(), values });
         let layer = p.cache_layer(spec.cache_layer());
         let ids = [q.id, k.id, v.id];
-        let out = p.graph.sparse_attention("out", layer, ids, (entries.id, chosen), spec);
-        let inputs = AttentionInputs { spec, q, k, v, sinks: None, shifts: None };
+        let out = p.graph.sparse_attention("out", layer, ids, (entries.id, selected), spec);
+        let inputs = AttentionInputs { spec, q, k, v, sinks: None, position_bias: None };
         p.expect(out, |span| {
             span.indices().map(|i| inputs.row(span, i, |i, head| case.seen(i, head))).collect()
         });
@@ -270,8 +272,8 @@ fn pooled(ty: KvType, is_sparse: bool) -> Case {
             let values = indices.iter().flat_map(|&i| pooled_entries(i)).collect();
             p.input_of(&Matrix { cols: POOLED_ROWS.cols(), values })
         });
-        let chosen = lists.map(|lists| (lists.id, POOLED_ROWS));
-        let pooled = Pooled { layer: pooled_layer, mask, rows: rows.id, chosen };
+        let selected = lists.map(|lists| (lists.id, POOLED_ROWS));
+        let pooled = Pooled { layer: pooled_layer, mask, rows: rows.id, selected };
         let out = p.graph.attention_and_pooled("out", layer, [q.id, k.id], pooled, spec);
         p.expect(out, |span| {
             let row = |i: usize| {
@@ -309,5 +311,5 @@ fn pooled_entries(i: usize) -> Vec<f32> {
 /// Pooled rows that the token at index `i` sees.
 fn pooled_seen(i: usize, is_sparse: bool) -> Vec<usize> {
     let seen = (i + 1) / POOLED;
-    if is_sparse && seen > POOLED_ROWS.room() { pooled_list(i) } else { (0..seen).collect() }
+    if is_sparse && seen > POOLED_ROWS.capacity() { pooled_list(i) } else { (0..seen).collect() }
 }

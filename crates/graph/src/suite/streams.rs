@@ -159,7 +159,7 @@ fn depth_attention(rows: usize, (depths, features): (usize, usize)) -> Case {
         let (w, eps) = (p.floats(&[features]), 1e-5);
         let inputs: Vec<_> = (0..depths).map(|_| p.input(features)).collect();
         let ids: Vec<_> = inputs.iter().map(|input| input.id).collect();
-        let out = p.graph.recall("out", (w.id, eps), &ids);
+        let out = p.graph.depth_attention("out", (w.id, eps), &ids);
         p.expect_rows(out, |token| {
             let places: Vec<Vec<f64>> =
                 inputs.iter().map(|input| doubles(input.row(token))).collect();

@@ -23,8 +23,8 @@ pub(crate) trait Dots: Copy + 'static {
         // SAFETY: register arithmetic with features that the caller has.
         unsafe { Self::fours(acc, vreinterpretq_s8_u8(c), x) }
     }
-    /// See [`Quant::panel_dot`](crate::generic::Quant::panel_dot); `n` is 16 or 32. This one is for
-    /// panels of four codes.
+    /// See [`QuantSimd::panel_dot`](crate::generic::QuantSimd::panel_dot); `n` is 16 or 32. This
+    /// one is for panels of four codes.
     #[inline(always)]
     unsafe fn panel<const T: usize>(
         acc: &mut [[int32x4_t; 2]; T],
@@ -44,7 +44,8 @@ pub(crate) trait Dots: Copy + 'static {
             }
         }
     }
-    /// See [`Quant::sweep`](crate::generic::Quant::sweep); the class of codes is of no matter.
+    /// See [`QuantSimd::sweep`](crate::generic::QuantSimd::sweep); the class of codes is of no
+    /// matter.
     unsafe fn sweep<const SUB: usize, const MIN: bool>(
         panel: Panel<'_>,
         packed: &[u8],

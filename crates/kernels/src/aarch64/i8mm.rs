@@ -51,7 +51,7 @@ unsafe fn smmla(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     acc
 }
 
-/// Eight sums, as [`Quant::I`](crate::generic::Quant::I).
+/// Eight sums, as [`QuantSimd::I`](crate::generic::QuantSimd::I).
 type Sums = [int32x4_t; 2];
 
 /// The low halves of `a` and `b`, and the high ones.

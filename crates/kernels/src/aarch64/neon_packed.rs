@@ -9,7 +9,7 @@ use super::neon::{Neon, transpose4, widen_f16};
 use crate::OutMut;
 use crate::generic::formats::kquants::six_bits;
 use crate::generic::sweep::{OutBlock, Panel};
-use crate::generic::{Quant, Simd};
+use crate::generic::{QuantSimd, Simd};
 
 /// 0xff in each byte with a set bit.
 #[inline(always)]
@@ -51,14 +51,14 @@ fn lanes(w: [float32x4_t; 4]) -> [f32; 16] {
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
 // pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<D: Dots> Quant for Neon<D> {
-    type C = [uint8x16_t; 4];
-    type W = [float32x4_t; 4];
-    type A = float32x4_t;
+impl<D: Dots> QuantSimd for Neon<D> {
+    type CodeVec = [uint8x16_t; 4];
+    type ScaleVec = [float32x4_t; 4];
+    type SumVec = float32x4_t;
     type I = [int32x4_t; 2];
     // Products take signed codes.
     const BIAS: i32 = 0;
-    const RUNS_AS_LANES: bool = false;
+    const SUB_BLOCKS_AS_LANES: bool = false;
     const STREAM_TILE: usize = 8;
 
     #[inline(always)]
@@ -67,30 +67,30 @@ impl<D: Dots> Quant for Neon<D> {
     }
 
     #[inline(always)]
-    unsafe fn load64(p: *const u8) -> Self::C {
+    unsafe fn load64(p: *const u8) -> Self::CodeVec {
         unsafe { [vld1q_u8(p), vld1q_u8(p.add(16)), vld1q_u8(p.add(32)), vld1q_u8(p.add(48))] }
     }
     #[inline(always)]
-    unsafe fn store64(p: *mut u8, c: Self::C) {
+    unsafe fn store64(p: *mut u8, c: Self::CodeVec) {
         unsafe { c.into_iter().enumerate().for_each(|(i, c)| vst1q_u8(p.add(16 * i), c)) }
     }
     #[inline(always)]
-    unsafe fn twice(p: *const u8) -> Self::C {
+    unsafe fn broadcast32(p: *const u8) -> Self::CodeVec {
         unsafe { Self::pair(p, p) }
     }
     #[inline(always)]
-    unsafe fn pair(a: *const u8, b: *const u8) -> Self::C {
+    unsafe fn pair(a: *const u8, b: *const u8) -> Self::CodeVec {
         unsafe { [vld1q_u8(a), vld1q_u8(a.add(16)), vld1q_u8(b), vld1q_u8(b.add(16))] }
     }
     #[inline(always)]
-    unsafe fn nibbles(a: *const u8, b: *const u8) -> Self::C {
+    unsafe fn nibbles(a: *const u8, b: *const u8) -> Self::CodeVec {
         unsafe {
             let (a, b, low) = (vld1q_u8(a), vld1q_u8(b), vdupq_n_u8(15));
             [vandq_u8(a, low), vshrq_n_u8::<4>(a), vandq_u8(b, low), vshrq_n_u8::<4>(b)]
         }
     }
     #[inline(always)]
-    unsafe fn nibbles_of_words(p: *const u8) -> Self::C {
+    unsafe fn nibbles_of_words(p: *const u8) -> Self::CodeVec {
         unsafe {
             let low = vdup_n_u8(15);
             std::array::from_fn(|i| {
@@ -100,23 +100,23 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn pieces(p: *const u8, at: [usize; 4]) -> Self::C {
+    unsafe fn pieces(p: *const u8, at: [usize; 4]) -> Self::CodeVec {
         unsafe { at.map(|at| vld1q_u8(p.add(at))) }
     }
     #[inline(always)]
-    unsafe fn by_runs(c: [Self::C; 4]) -> [Self::C; 4] {
+    unsafe fn by_sub_blocks(c: [Self::CodeVec; 4]) -> [Self::CodeVec; 4] {
         c
     }
     #[inline(always)]
-    unsafe fn nibbles_by_runs(_: Self::C, _: Self::C) -> [Self::C; 4] {
-        unreachable!("runs are not lanes here")
+    unsafe fn nibbles_by_sub_blocks(_: Self::CodeVec, _: Self::CodeVec) -> [Self::CodeVec; 4] {
+        unreachable!("sub-blocks are not lanes here")
     }
     #[inline(always)]
-    unsafe fn crumbs_by_runs(_: Self::C) -> [Self::C; 4] {
-        unreachable!("runs are not lanes here")
+    unsafe fn unpack_2bit_by_lane(_: Self::CodeVec) -> [Self::CodeVec; 4] {
+        unreachable!("sub-blocks are not lanes here")
     }
     #[inline(always)]
-    unsafe fn digits(c: Self::C, powers: &[u8; 64]) -> Self::C {
+    unsafe fn digits(c: Self::CodeVec, powers: &[u8; 64]) -> Self::CodeVec {
         unsafe {
             let powers = Self::load64(powers.as_ptr());
             std::array::from_fn(|i| {
@@ -128,11 +128,11 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn words(w: [u64; 8]) -> Self::C {
+    unsafe fn from_u64s(w: [u64; 8]) -> Self::CodeVec {
         unsafe { Self::load64(w.as_ptr().cast()) }
     }
     #[inline(always)]
-    unsafe fn fields(c: Self::C, a: i32, b: i32, mask: u8) -> Self::C {
+    unsafe fn fields(c: Self::CodeVec, a: i32, b: i32, mask: u8) -> Self::CodeVec {
         unsafe {
             let (a, b, mask) = (vdupq_n_s8(-a as i8), vdupq_n_s8(-b as i8), vdupq_n_u8(mask));
             let field = |c, n| vandq_u8(vshlq_u8(c, n), mask);
@@ -140,11 +140,11 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn or(a: Self::C, b: Self::C) -> Self::C {
+    unsafe fn or(a: Self::CodeVec, b: Self::CodeVec) -> Self::CodeVec {
         unsafe { std::array::from_fn(|i| vorrq_u8(a[i], b[i])) }
     }
     #[inline(always)]
-    unsafe fn or_where(c: Self::C, bits: u64, value: u8) -> Self::C {
+    unsafe fn or_where(c: Self::CodeVec, bits: u64, value: u8) -> Self::CodeVec {
         unsafe {
             let value = vdupq_n_u8(value);
             std::array::from_fn(|i| {
@@ -153,7 +153,7 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn negate_where(c: Self::C, bits: u64) -> Self::C {
+    unsafe fn negate_where(c: Self::CodeVec, bits: u64) -> Self::CodeVec {
         unsafe {
             // -c = (c ^ -1) - -1.
             std::array::from_fn(|i| {
@@ -163,18 +163,18 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn signed(c: Self::C) -> Self::C {
+    unsafe fn signed(c: Self::CodeVec) -> Self::CodeVec {
         c
     }
     #[inline(always)]
-    unsafe fn look(table: &[u8; 16], c: Self::C) -> Self::C {
+    unsafe fn lookup_unsigned(table: &[u8; 16], c: Self::CodeVec) -> Self::CodeVec {
         unsafe {
             let table = vld1q_u8(table.as_ptr());
             c.map(|c| vqtbl1q_u8(table, c))
         }
     }
     #[inline(always)]
-    unsafe fn lookup(table: &[i8; 16], c: Self::C) -> Self::C {
+    unsafe fn lookup_signed(table: &[i8; 16], c: Self::CodeVec) -> Self::CodeVec {
         unsafe {
             let table = vld1q_u8(table.as_ptr().cast());
             c.map(|c| vqtbl1q_u8(table, c))
@@ -186,29 +186,29 @@ impl<D: Dots> Quant for Neon<D> {
         unsafe { Self::half(p.add(2 * usize::from(upper)).cast::<u16>().read_unaligned()) }
     }
     #[inline(always)]
-    unsafe fn w_splat(x: f32) -> Self::W {
+    unsafe fn w_splat(x: f32) -> Self::ScaleVec {
         unsafe { [vdupq_n_f32(x); 4] }
     }
     #[inline(always)]
-    unsafe fn w_new(x: &[f32; 16]) -> Self::W {
+    unsafe fn w_new(x: &[f32; 16]) -> Self::ScaleVec {
         unsafe { std::array::from_fn(|i| vld1q_f32(x.as_ptr().add(4 * i))) }
     }
     #[inline(always)]
-    unsafe fn w_store(x: &mut [f32; 16], w: Self::W) {
+    unsafe fn w_store(x: &mut [f32; 16], w: Self::ScaleVec) {
         unsafe {
             w.into_iter().enumerate().for_each(|(i, w)| vst1q_f32(x.as_mut_ptr().add(4 * i), w))
         }
     }
     #[inline(always)]
-    unsafe fn w_load8(p: *const f32) -> Self::W {
+    unsafe fn w_load8(p: *const f32) -> Self::ScaleVec {
         unsafe { [vld1q_f32(p), vld1q_f32(p.add(4)), vdupq_n_f32(0.0), vdupq_n_f32(0.0)] }
     }
     #[inline(always)]
-    unsafe fn w_load16(p: *const f32) -> Self::W {
+    unsafe fn w_load16(p: *const f32) -> Self::ScaleVec {
         unsafe { std::array::from_fn(|i| vld1q_f32(p.add(4 * i))) }
     }
     #[inline(always)]
-    unsafe fn w_halves(p: *const u8, stride: usize) -> Self::W {
+    unsafe fn w_halves(p: *const u8, stride: usize) -> Self::ScaleVec {
         unsafe {
             let x: [u16; 8] =
                 std::array::from_fn(|i| p.add(i * stride).cast::<u16>().read_unaligned());
@@ -218,7 +218,7 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn w_bytes8(x: u64) -> Self::W {
+    unsafe fn w_bytes8(x: u64) -> Self::ScaleVec {
         unsafe {
             let x = vmovl_u8(vcreate_u8(x));
             let wide = |half| vcvtq_f32_u32(vmovl_u16(half));
@@ -227,7 +227,7 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn w_powers(x: u64) -> Self::W {
+    unsafe fn w_powers(x: u64) -> Self::ScaleVec {
         unsafe {
             let x = vmovl_u8(vcreate_u8(x));
             let powers = |half| {
@@ -242,7 +242,7 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn w_bytes16(low: u64, high: u64) -> Self::W {
+    unsafe fn w_bytes16(low: u64, high: u64) -> Self::ScaleVec {
         unsafe {
             let wide = |half| vcvtq_f32_s32(vmovl_s16(half));
             let [a, b] = [low, high].map(|x| vmovl_s8(vcreate_s8(x)));
@@ -255,42 +255,42 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn w_six_bits(p: *const u8) -> (Self::W, Self::W) {
+    unsafe fn w_six_bits(p: *const u8) -> (Self::ScaleVec, Self::ScaleVec) {
         unsafe {
             let (scales, minimums) = six_bits(p);
             (Self::w_bytes8(scales), Self::w_bytes8(minimums))
         }
     }
     #[inline(always)]
-    unsafe fn w_order(w: Self::W, order: &'static [u8; 16]) -> Self::W {
+    unsafe fn w_order(w: Self::ScaleVec, order: &'static [u8; 16]) -> Self::ScaleVec {
         unsafe {
             let w = lanes(w);
             Self::w_new(&std::array::from_fn(|i| w[usize::from(order[i])]))
         }
     }
     #[inline(always)]
-    unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W {
+    unsafe fn w_mul(a: Self::ScaleVec, b: Self::ScaleVec) -> Self::ScaleVec {
         unsafe { std::array::from_fn(|i| vmulq_f32(a[i], b[i])) }
     }
     #[inline(always)]
-    unsafe fn w_add(a: Self::W, b: Self::W) -> Self::W {
+    unsafe fn w_add(a: Self::ScaleVec, b: Self::ScaleVec) -> Self::ScaleVec {
         unsafe { std::array::from_fn(|i| vaddq_f32(a[i], b[i])) }
     }
     #[inline(always)]
-    unsafe fn w_nfma(a: Self::W, b: Self::W, c: Self::W) -> Self::W {
+    unsafe fn w_nfma(a: Self::ScaleVec, b: Self::ScaleVec, c: Self::ScaleVec) -> Self::ScaleVec {
         unsafe { std::array::from_fn(|i| vfmsq_f32(c[i], a[i], b[i])) }
     }
     #[inline(always)]
-    unsafe fn w_nfma8(a: Self::W, b: Self::W, c: Self::W) -> Self::W {
+    unsafe fn w_nfma8(a: Self::ScaleVec, b: Self::ScaleVec, c: Self::ScaleVec) -> Self::ScaleVec {
         unsafe { [vfmsq_f32(c[0], a[0], b[0]), vfmsq_f32(c[1], a[1], b[1]), c[2], c[3]] }
     }
     #[inline(always)]
-    unsafe fn w_keep(w: Self::W, n: usize) -> Self::W {
+    unsafe fn w_keep(w: Self::ScaleVec, n: usize) -> Self::ScaleVec {
         let lanes = lanes(w);
         unsafe { Self::w_new(&std::array::from_fn(|i| if i < n { lanes[i] } else { 0.0 })) }
     }
     #[inline(always)]
-    unsafe fn w_sum(w: Self::W, sub: usize) -> f32 {
+    unsafe fn w_sum(w: Self::ScaleVec, sub: usize) -> f32 {
         unsafe {
             let low = vaddq_f32(w[0], w[1]);
             vaddvq_f32(if sub == 16 { vaddq_f32(low, vaddq_f32(w[2], w[3])) } else { low })
@@ -304,32 +304,32 @@ impl<D: Dots> Quant for Neon<D> {
     #[inline(always)]
     unsafe fn dot(
         acc: float32x4_t,
-        c: &[Self::C; 4],
+        c: &[Self::CodeVec; 4],
         x: *const i8,
         start: Option<*const i32>,
-        (w, x_scales): (Self::W, *const f32),
+        (w, x_scales): (Self::ScaleVec, *const f32),
         sub: usize,
         _: i32,
     ) -> float32x4_t {
         unsafe {
             let (mut acc, w) = (acc, lanes(Self::w_mul(w, Self::w_load16(x_scales))));
-            let products = |sums, run: usize| {
-                D::products(sums, c[run / 4][run % 4], vld1q_s8(x.add(16 * run)))
+            let products = |sums, sub_block: usize| {
+                D::products(sums, c[sub_block / 4][sub_block % 4], vld1q_s8(x.add(16 * sub_block)))
             };
             let none = vdup_n_s32(0);
             if sub == 16 {
-                for (run, w) in w.into_iter().enumerate() {
+                for (sub_block, w) in w.into_iter().enumerate() {
                     let start =
-                        start.map_or(none, |start| vld1_lane_s32::<0>(start.add(run), none));
-                    let sums = products(vcombine_s32(start, none), run);
+                        start.map_or(none, |start| vld1_lane_s32::<0>(start.add(sub_block), none));
+                    let sums = products(vcombine_s32(start, none), sub_block);
                     acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w);
                 }
                 return acc;
             }
-            for run in (0..16).step_by(2) {
-                let start = start.map_or(none, |start| vld1_s32(start.add(run)));
-                let sums = products(products(vcombine_s32(start, none), run), run + 1);
-                acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[run]);
+            for sub_block in (0..16).step_by(2) {
+                let start = start.map_or(none, |start| vld1_s32(start.add(sub_block)));
+                let sums = products(products(vcombine_s32(start, none), sub_block), sub_block + 1);
+                acc = vfmaq_n_f32(acc, vcvtq_f32_s32(sums), w[sub_block]);
             }
             acc
         }
@@ -340,7 +340,7 @@ impl<D: Dots> Quant for Neon<D> {
     }
 
     #[inline(always)]
-    unsafe fn transpose_codes(rows: &[Self::C; 16], dst: *mut u8) {
+    unsafe fn transpose_codes(rows: &[Self::CodeVec; 16], dst: *mut u8) {
         unsafe {
             if D::PANEL_CODES == 8 {
                 return transpose_eights(rows, dst);
@@ -360,7 +360,7 @@ impl<D: Dots> Quant for Neon<D> {
         }
     }
     #[inline(always)]
-    unsafe fn transpose_scales(rows: &[Self::W; 16], dst: *mut f32) {
+    unsafe fn transpose_scales(rows: &[Self::ScaleVec; 16], dst: *mut f32) {
         unsafe {
             for quarter in 0..4 {
                 for group in 0..2 {
@@ -402,7 +402,7 @@ impl<D: Dots> Quant for Neon<D> {
     }
 
     #[inline(always)]
-    unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+    unsafe fn sweep<const SUB: usize, const MIN: bool, const CODE_LIMIT: i32>(
         panel: Panel<'_>,
         packed: &[u8],
         tokens: usize,

@@ -1,11 +1,11 @@
-//! The inner loop of attention: query rows against a run of cached positions, with a running
+//! The inner loop of attention: query rows against a KV tile of cached positions, with a running
 //! softmax.
 //!
-//! A run is [`RUN`] positions. Tiles take keys with positions in vector lanes (`[value][position]`,
-//! the layout of the cache where possible), so that a score needs no sum across lanes. Tiles of a
-//! few query rows by four vectors stay in registers. For few query rows, floats are converted as
-//! they are read, between the multiply-adds; for many rows, and from blocks, they are expanded to
-//! f32 once.
+//! A KV tile is [`KV_TILE`] positions. Register tiles take keys with positions in vector lanes
+//! (`[value][position]`, the layout of the cache where possible), so that a score needs no sum
+//! across lanes. Tiles of a few query rows by four vectors stay in registers. For few query rows,
+//! floats are converted as they are read, between the multiply-adds; for many rows, and from
+//! blocks, they are expanded to f32 once.
 //!
 //! The result of a query row does not depend on the other rows of the call: every path adds in the
 //! same order.
@@ -15,7 +15,7 @@ use puna_quant::float::f32_to_bf16;
 use super::rows::{Bf16, F16, F32, RowFormat};
 use super::{Simd, vector};
 use crate::{
-    AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch,
+    AlibiBias, AttendTile, KV_TILE, KvLayout, KvRows, KvType, RunningSoftmax, ScoreTile, Scratch,
     portable,
 };
 
@@ -25,7 +25,7 @@ const MANY: usize = 48;
 /// Vectors of lanes (positions or values) of a tile.
 const WIDE: usize = 4;
 
-/// Expands rows of a type to f32, contiguous; columns of blocks to columns of [`RUN`].
+/// Expands rows of a type to f32, contiguous; columns of blocks to columns of [`KV_TILE`].
 pub(crate) type Expand = fn(rows: KvRows<'_>, to: &mut [f32]);
 
 /// See [`Expand`].
@@ -39,9 +39,9 @@ pub(crate) unsafe fn expand<S: Simd, R: RowFormat>(rows: KvRows<'_>, to: &mut [f
             for b in 0..blocks {
                 let (block, to) = (
                     rows.data.as_ptr().add(b * rows.stride),
-                    to.as_mut_ptr().add(b * R::BLOCK * RUN),
+                    to.as_mut_ptr().add(b * R::BLOCK * KV_TILE),
                 );
-                for i in (0..RUN).step_by(S::LANES) {
+                for i in (0..KV_TILE).step_by(S::LANES) {
                     R::columns::<S>(block, i, to.add(i));
                 }
             }
@@ -99,14 +99,14 @@ impl Matrix {
 /// See `VectorKernels::attend`; `expanders` expand the keys' and the values' type.
 #[inline(always)]
 pub(crate) unsafe fn attend<S: Simd>(
-    run: &AttendRun<'_>,
+    tile: &AttendTile<'_>,
     state: &mut RunningSoftmax<'_>,
     scratch: &mut Scratch,
     expanders: [Expand; 2],
 ) {
-    run.check(state);
-    let (g, keys, values) = (run.visible.len(), run.keys, run.values);
-    let sizes = [g * RUN, keys.dim * RUN, values.dim * RUN, keys.dim * RUN];
+    tile.check(state);
+    let (g, keys, values) = (tile.visible.len(), tile.keys, tile.values);
+    let sizes = [g * KV_TILE, keys.dim * KV_TILE, values.dim * KV_TILE, keys.dim * KV_TILE];
     let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * sizes.iter().sum::<usize>()));
     let (scores, room) = room.split_at_mut(sizes[0]);
     let (transposed, room) = room.split_at_mut(sizes[1]);
@@ -120,19 +120,20 @@ pub(crate) unsafe fn attend<S: Simd>(
         // and values in turn. 32-bit keys and values do not fit, so all tiles meet the keys first.
         let each =
             if columns.ty == KvType::F32 || rows.ty == KvType::F32 { g } else { S::TILE_ROWS };
-        // Hardware prefetchers do not find the next run, so each half prefetches the following one.
-        let mut ahead = [values.data, run.next];
+        // Hardware prefetchers do not find the next KV tile, so each half prefetches the following
+        // one.
+        let mut ahead = [values.data, tile.next];
         for h in (0..g).step_by(each.max(1)) {
             let n = each.min(g - h);
-            let q = &run.q[h * keys.dim..][..n * keys.dim];
-            let scores = &mut scores[..n * RUN];
+            let q = &tile.q[h * keys.dim..][..n * keys.dim];
+            let scores = &mut scores[..n * KV_TILE];
             match columns.ty {
                 KvType::F16 => score::<S, F16>(q, keys.dim, columns, scores, ahead[0]),
                 KvType::Bf16 => score::<S, Bf16>(q, keys.dim, columns, scores, ahead[0]),
                 _ => score::<S, F32>(q, keys.dim, columns, scores, ahead[0]),
             }
             for i in 0..n {
-                fold::<S>(run, h + i, &mut scores[i * RUN..][..RUN], state);
+                fold::<S>(tile, h + i, &mut scores[i * KV_TILE..][..KV_TILE], state);
             }
             let acc = &mut state.acc[h * values.dim..][..n * values.dim];
             match rows.ty {
@@ -157,10 +158,10 @@ unsafe fn columns<S: Simd>(
     match keys.layout {
         KvLayout::Columns if keys.ty.block_values() > 1 => {
             expand(keys, to);
-            Matrix::floats(to, RUN)
+            Matrix::floats(to, KV_TILE)
         }
         KvLayout::Columns => {
-            let columns = KvRows { rows: keys.dim, dim: RUN, layout: KvLayout::Rows, ..keys };
+            let columns = KvRows { rows: keys.dim, dim: KV_TILE, layout: KvLayout::Rows, ..keys };
             Matrix::of(columns, queries, to, expand)
         }
         KvLayout::Rows => {
@@ -168,7 +169,7 @@ unsafe fn columns<S: Simd>(
             // SAFETY: the caller checked that the rows exist, and has room for all their columns;
             // features by the module's contract.
             unsafe { transpose::<S>(rows, keys.rows, keys.dim, to) };
-            Matrix::floats(to, RUN)
+            Matrix::floats(to, KV_TILE)
         }
     }
 }
@@ -176,14 +177,14 @@ unsafe fn columns<S: Simd>(
 /// See `VectorKernels::score`.
 #[inline(always)]
 pub(crate) unsafe fn score_sums<S: Simd>(
-    run: &ScoreRun<'_>,
+    tile: &ScoreTile<'_>,
     sums: &mut [f32],
     scratch: &mut Scratch,
     expand: Expand,
 ) {
-    run.check(sums);
-    let (rows, keys) = (run.rows(), run.keys);
-    let sizes = [rows * RUN, keys.dim * RUN, keys.dim * RUN];
+    tile.check(sums);
+    let (rows, keys) = (tile.rows(), tile.keys);
+    let sizes = [rows * KV_TILE, keys.dim * KV_TILE, keys.dim * KV_TILE];
     let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * sizes.iter().sum::<usize>()));
     let (products, room) = room.split_at_mut(sizes[0]);
     let (to, room) = room.split_at_mut(sizes[1]);
@@ -192,20 +193,22 @@ pub(crate) unsafe fn score_sums<S: Simd>(
     unsafe {
         let columns = columns::<S>(keys, rows, [to, room], expand);
         match columns.ty {
-            KvType::F16 => score::<S, F16>(run.q, keys.dim, columns, products, &[]),
-            KvType::Bf16 => score::<S, Bf16>(run.q, keys.dim, columns, products, &[]),
-            _ => score::<S, F32>(run.q, keys.dim, columns, products, &[]),
+            KvType::F16 => score::<S, F16>(tile.q, keys.dim, columns, products, &[]),
+            KvType::Bf16 => score::<S, Bf16>(tile.q, keys.dim, columns, products, &[]),
+            _ => score::<S, F32>(tile.q, keys.dim, columns, products, &[]),
         }
-        for (sum, (products, to)) in
-            products.chunks_exact(run.summed * RUN).zip(sums.chunks_exact_mut(RUN)).enumerate()
+        for (sum, (products, to)) in products
+            .chunks_exact(tile.summed * KV_TILE)
+            .zip(sums.chunks_exact_mut(KV_TILE))
+            .enumerate()
         {
-            for i in (0..RUN).step_by(S::LANES) {
+            for i in (0..KV_TILE).step_by(S::LANES) {
                 let mut total = S::splat(0.0);
-                for (h, products) in products.chunks_exact(RUN).enumerate() {
+                for (h, products) in products.chunks_exact(KV_TILE).enumerate() {
                     let product = S::load(products.as_ptr().add(i));
                     let product =
-                        if run.rectified { S::max(product, S::splat(0.0)) } else { product };
-                    let weight = run.weights.get(sum * run.summed + h).copied().unwrap_or(1.0);
+                        if tile.rectified { S::max(product, S::splat(0.0)) } else { product };
+                    let weight = tile.weights.get(sum * tile.summed + h).copied().unwrap_or(1.0);
                     total = S::add(total, S::mul(product, S::splat(weight)));
                 }
                 S::store(to.as_mut_ptr().add(i), total);
@@ -217,11 +220,11 @@ pub(crate) unsafe fn score_sums<S: Simd>(
 /// From `n` rows of `dim` f32 to `to[value][position]`; positions past the last hold zeros.
 #[inline(always)]
 unsafe fn transpose<S: Simd>(rows: Matrix, n: usize, dim: usize, to: &mut [f32]) {
-    // SAFETY: the caller's rows exist and `to` has `RUN` places for each value; tails read no
+    // SAFETY: the caller's rows exist and `to` has `KV_TILE` places for each value; tails read no
     // further than the row.
     unsafe {
         for d in (0..dim).step_by(S::LANES) {
-            for i in (0..RUN).step_by(S::LANES) {
+            for i in (0..KV_TILE).step_by(S::LANES) {
                 let mut block = [S::splat(0.0); 16];
                 for (j, v) in block.iter_mut().enumerate().take(n.saturating_sub(i).min(S::LANES)) {
                     let row = rows.data.add((i + j) * rows.stride);
@@ -235,7 +238,7 @@ unsafe fn transpose<S: Simd>(rows: Matrix, n: usize, dim: usize, to: &mut [f32])
                 S::transpose(&block, square.as_mut_ptr());
                 for j in 0..S::LANES.min(dim - d) {
                     let column = S::load(square.as_ptr().add(j * S::LANES));
-                    S::store(to.as_mut_ptr().add((d + j) * RUN + i), column);
+                    S::store(to.as_mut_ptr().add((d + j) * KV_TILE + i), column);
                 }
             }
         }
@@ -280,7 +283,7 @@ macro_rules! in_fours {
     };
 }
 
-/// Scores of all query rows: `to[row · RUN + position]`.
+/// Scores of all query rows: `to[row · KV_TILE + position]`.
 #[inline(always)]
 unsafe fn score<S: Simd, R: RowFormat>(
     q: &[f32],
@@ -289,15 +292,15 @@ unsafe fn score<S: Simd, R: RowFormat>(
     to: &mut [f32],
     next: &[u8],
 ) {
-    let rows = to.len() / RUN;
-    let mut ahead = Ahead::new(next, dim * RUN / (WIDE * S::LANES));
+    let rows = to.len() / KV_TILE;
+    let mut ahead = Ahead::new(next, dim * KV_TILE / (WIDE * S::LANES));
     let mut h = 0;
     while h < rows {
         let n = tile_rows::<S>(rows - h);
-        for i in (0..RUN).step_by(WIDE * S::LANES) {
-            // SAFETY: the caller's queries and keys have `dim` values, keys RUN positions.
+        for i in (0..KV_TILE).step_by(WIDE * S::LANES) {
+            // SAFETY: the caller's queries and keys have `dim` values, keys KV_TILE positions.
             unsafe {
-                let (q, to) = (q.as_ptr().add(h * dim), to.as_mut_ptr().add(h * RUN + i));
+                let (q, to) = (q.as_ptr().add(h * dim), to.as_mut_ptr().add(h * KV_TILE + i));
                 match n {
                     6 => score_tile::<S, R, 6>(q, dim, keys, i, to, &mut ahead),
                     4 => score_tile::<S, R, 4>(q, dim, keys, i, to, &mut ahead),
@@ -353,7 +356,7 @@ unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
         });
         for (h, acc) in acc.into_iter().enumerate() {
             for (j, acc) in acc.into_iter().enumerate() {
-                S::store(to.add(h * RUN + j * S::LANES), acc);
+                S::store(to.add(h * KV_TILE + j * S::LANES), acc);
             }
         }
     }
@@ -362,48 +365,48 @@ unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
 /// Adds a row's scores to its running softmax, and turns them into the weights of the values.
 #[inline(always)]
 unsafe fn fold<S: Simd>(
-    run: &AttendRun<'_>,
+    tile: &AttendTile<'_>,
     row: usize,
     scores: &mut [f32],
     state: &mut RunningSoftmax<'_>,
 ) {
-    let (from, to) = run.visible[row];
+    let (from, to) = tile.visible[row];
     if from >= to {
         scores.fill(0.0);
         return;
     }
-    // SAFETY: RUN scores are whole vectors; features by the module's contract.
+    // SAFETY: KV_TILE scores are whole vectors; features by the module's contract.
     unsafe {
-        if let Some(cap) = run.softcap {
+        if let Some(cap) = tile.softcap {
             soft_cap::<S>(scores, cap);
         }
-        if let Some(&bias) = run.alibi.get(row) {
+        if let Some(&bias) = tile.alibi.get(row) {
             subtract_alibi::<S>(scores, bias);
         }
-        if let Some(shifts) = run.shifts.get(row * RUN..(row + 1) * RUN) {
-            vector::add::<S>(scores, shifts);
+        if let Some(position_bias) = tile.position_bias.get(row * KV_TILE..(row + 1) * KV_TILE) {
+            vector::add::<S>(scores, position_bias);
         }
-        if to - from < RUN {
+        if to - from < KV_TILE {
             scores[..from].fill(f32::NEG_INFINITY);
             scores[to..].fill(f32::NEG_INFINITY);
         }
         let mut largest = S::load(scores.as_ptr());
-        for i in (S::LANES..RUN).step_by(S::LANES) {
+        for i in (S::LANES..KV_TILE).step_by(S::LANES) {
             largest = S::max(S::load(scores.as_ptr().add(i)), largest);
         }
         let max = state.max[row];
-        // Rare after the first runs.
+        // Rare after the first KV tiles.
         if S::any_above(largest, max) {
             let largest = S::hmax(largest);
             let shrink = (max - largest).exp();
             state.sum[row] *= shrink;
-            vector::scale::<S>(&mut state.acc[row * run.values.dim..][..run.values.dim], shrink);
+            vector::scale::<S>(&mut state.acc[row * tile.values.dim..][..tile.values.dim], shrink);
             state.max[row] = largest;
         }
         // If the maximum is -∞, so is every score, and -∞ - -∞ would be NaN.
         let max = S::splat(if state.max[row] == f32::NEG_INFINITY { 0.0 } else { state.max[row] });
         let mut sum = S::splat(0.0);
-        for i in (0..RUN).step_by(S::LANES) {
+        for i in (0..KV_TILE).step_by(S::LANES) {
             let p = scores.as_mut_ptr().add(i);
             let e = vector::exp_negative::<S>(S::sub(S::load(p), max));
             S::store(p, e);
@@ -426,23 +429,24 @@ unsafe fn soft_cap<S: Simd>(x: &mut [f32], cap: f32) {
     }
 }
 
-/// The positions of a run.
-const POSITIONS: [f32; RUN] = {
-    let mut positions = [0.0; RUN];
+/// The positions of a KV tile.
+const POSITIONS: [f32; KV_TILE] = {
+    let mut positions = [0.0; KV_TILE];
     let mut i = 0;
-    while i < RUN {
+    while i < KV_TILE {
         positions[i] = i as f32;
         i += 1;
     }
     positions
 };
 
-/// Subtracts the ALiBi bias from the scores of a run.
+/// Subtracts the ALiBi bias from the scores of a KV tile.
 #[inline(always)]
 unsafe fn subtract_alibi<S: Simd>(scores: &mut [f32], bias: AlibiBias) {
-    assert_eq!(scores.len(), RUN);
-    for i in (0..RUN).step_by(S::LANES) {
-        // SAFETY: there are RUN scores and RUN positions; features by the module's contract.
+    assert_eq!(scores.len(), KV_TILE);
+    for i in (0..KV_TILE).step_by(S::LANES) {
+        // SAFETY: there are KV_TILE scores and KV_TILE positions; features by the module's
+        // contract.
         unsafe {
             let score = scores.as_mut_ptr().add(i);
             let distance = S::abs(S::sub(S::load(POSITIONS.as_ptr().add(i)), S::splat(bias.from)));
@@ -460,7 +464,7 @@ unsafe fn accumulate<S: Simd, R: RowFormat>(
     acc: &mut [f32],
     next: &[u8],
 ) {
-    let (n, dim, g) = (values.rows, values.dim, p.len() / RUN);
+    let (n, dim, g) = (values.rows, values.dim, p.len() / KV_TILE);
     let wide = dim - dim % (WIDE * S::LANES);
     let whole = dim - dim % S::LANES;
     // Only the tiles of the first rows prefetch, including tiles of a single vector.
@@ -471,7 +475,7 @@ unsafe fn accumulate<S: Simd, R: RowFormat>(
         let rows = tile_rows::<S>(g - h);
         // SAFETY: the caller's rows of probabilities, values and sums exist.
         unsafe {
-            let p = p.as_ptr().add(h * RUN);
+            let p = p.as_ptr().add(h * KV_TILE);
             let acc = acc.as_mut_ptr().add(h * dim);
             for d in (0..wide).step_by(WIDE * S::LANES) {
                 match rows {
@@ -482,7 +486,7 @@ unsafe fn accumulate<S: Simd, R: RowFormat>(
                 }
             }
             for h in 0..rows {
-                let (p, acc) = (p.add(h * RUN), acc.add(h * dim));
+                let (p, acc) = (p.add(h * KV_TILE), acc.add(h * dim));
                 for d in (wide..whole).step_by(S::LANES) {
                     value_tile::<S, R, 1, 1>(p, v, n, acc, dim, d, &mut ahead);
                 }
@@ -525,7 +529,7 @@ unsafe fn value_tile<S: Simd, R: RowFormat, const G: usize, const D: usize>(
                 *value = R::load::<S>(row, d + j * S::LANES);
             }
             for (h, sums) in sums.iter_mut().enumerate() {
-                let p = S::splat(*p.add(h * RUN + i));
+                let p = S::splat(*p.add(h * KV_TILE + i));
                 for j in 0..D {
                     sums[j] = S::fma(p, values[j], sums[j]);
                 }

@@ -109,7 +109,7 @@ pub(crate) unsafe fn many<P: Product>(
     // SAFETY: `expect_f32` checked that all rows exist and that the products have a place; features
     // by contract.
     unsafe {
-        let room = bytemuck::cast_slice_mut(scratch.bytes(panel::room::<P::S>(m) * 4));
-        panel::multiply::<P>(source, x, m, out, room);
+        let scratch = bytemuck::cast_slice_mut(scratch.bytes(panel::scratch_len::<P::S>(m) * 4));
+        panel::matmul_panel::<P>(source, x, m, out, scratch);
     }
 }

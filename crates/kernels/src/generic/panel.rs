@@ -17,11 +17,11 @@ use super::sweep::OutBlock;
 use crate::OutMut;
 
 /// Words of K in a panel: 16 rows take half of a 32 KiB cache.
-const SLICE: usize = 256;
+const F32_SLICE: usize = 256;
 /// Tokens that are packed at once, for one slice: 240 KiB.
 const TOKENS: usize = 240;
-/// Consecutive words of one token in packed activations.
-const RUN: usize = 16;
+/// Consecutive words of one token in packed activations (a pack).
+const PACK_WORDS: usize = 16;
 
 /// Words of weights and activations, and their multiplication.
 ///
@@ -40,8 +40,8 @@ pub(crate) trait Product {
     unsafe fn weights(row: *const u8, i: usize) -> <Self::S as Simd>::F;
     /// The words of values `i … n`, fewer than `LANES`, then zeros.
     unsafe fn last_weights(row: *const u8, i: usize, n: usize) -> <Self::S as Simd>::F;
-    /// The words of up to [`RUN`]` · VALUES` activations, then zeros.
-    unsafe fn activations(x: &[f32], to: &mut [f32; RUN]);
+    /// The words of up to [`PACK_WORDS`]` · VALUES` activations, then zeros.
+    unsafe fn activations(x: &[f32], to: &mut [f32; PACK_WORDS]);
     /// `acc` and the products of the words' values.
     unsafe fn fma(
         x: <Self::S as Simd>::F,
@@ -78,12 +78,12 @@ impl<S: Simd, R: RowFormat> Product for Floats<S, R> {
         unsafe { R::tail::<S>(row, i, n) }
     }
     #[inline(always)]
-    unsafe fn activations(x: &[f32], to: &mut [f32; RUN]) {
+    unsafe fn activations(x: &[f32], to: &mut [f32; PACK_WORDS]) {
         match x.first_chunk() {
             // The length is a constant, so that the copy is inlined.
             Some(whole) => *to = *whole,
             None => {
-                *to = [0.0; RUN];
+                *to = [0.0; PACK_WORDS];
                 to[..x.len()].copy_from_slice(x);
             }
         }
@@ -118,23 +118,23 @@ pub(crate) struct Source {
 
 /// Words that [`multiply`] needs as room for `m` rows of activations.
 #[inline(always)]
-pub(crate) fn room<S: Simd>(m: usize) -> usize {
-    (S::F32_PANEL_VECTORS * S::LANES + m.min(TOKENS)) * SLICE
+pub(crate) fn scratch_len<S: Simd>(m: usize) -> usize {
+    (S::F32_PANEL_VECTORS * S::LANES + m.min(TOKENS)) * F32_SLICE
 }
 
 /// `out[t][r] = Σ_k source[r][k] · x[t · k + k]` for `m` rows of `x`.
 ///
 /// # Safety
-/// The source's rows exist in the format of `P`, `x` has `m · k` values, `room` the length that
-/// [`room`] says, `out` at least `m` rows of `source.rows` columns; the processor has the features
-/// of `P`.
+/// The source's rows exist in the format of `P`, `x` has `m · k` values, `scratch` the length that
+/// [`scratch_len`] says, `out` at least `m` rows of `source.rows` columns; the processor has the
+/// features of `P`.
 #[inline(always)]
-pub(crate) unsafe fn multiply<P: Product>(
+pub(crate) unsafe fn matmul_panel<P: Product>(
     source: Source,
     x: &[f32],
     m: usize,
     mut out: OutMut<'_>,
-    room: &mut [f32],
+    scratch: &mut [f32],
 ) {
     let Source { rows, k, .. } = source;
     if k == 0 {
@@ -142,11 +142,11 @@ pub(crate) unsafe fn multiply<P: Product>(
         return;
     }
     let (lanes, rows_at_once) = (P::S::LANES, P::S::F32_PANEL_VECTORS * P::S::LANES);
-    let (panel, packed) = room.split_at_mut(SLICE * rows_at_once);
+    let (panel, packed) = scratch.split_at_mut(F32_SLICE * rows_at_once);
     for t0 in (0..m).step_by(TOKENS) {
         let tokens = (m - t0).min(TOKENS);
-        for k0 in (0..k).step_by(SLICE * P::VALUES) {
-            let len = (k - k0).min(SLICE * P::VALUES);
+        for k0 in (0..k).step_by(F32_SLICE * P::VALUES) {
+            let len = (k - k0).min(F32_SLICE * P::VALUES);
             let words = len.div_ceil(P::VALUES);
             // SAFETY: features by the contract.
             unsafe { pack::<P>(&x[t0 * k..], k, k0, len, tokens, packed) };
@@ -155,9 +155,16 @@ pub(crate) unsafe fn multiply<P: Product>(
                 // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were
                 // just written.
                 unsafe {
-                    fetch_next::<P::S>(source, P::BLOCK, rows_at_once, r0, k0, SLICE * P::VALUES);
+                    fetch_next::<P::S>(
+                        source,
+                        P::BLOCK,
+                        rows_at_once,
+                        r0,
+                        k0,
+                        F32_SLICE * P::VALUES,
+                    );
                     for (plane, r0) in
-                        panel.chunks_exact_mut(SLICE * lanes).zip((r0..rows).step_by(lanes))
+                        panel.chunks_exact_mut(F32_SLICE * lanes).zip((r0..rows).step_by(lanes))
                     {
                         expand::<P>(source, r0, k0, len, plane);
                     }
@@ -178,16 +185,16 @@ unsafe fn pack<P: Product>(
     tokens: usize,
     packed: &mut [f32],
 ) {
-    let padded = len.div_ceil(P::VALUES).next_multiple_of(RUN);
+    let padded = len.div_ceil(P::VALUES).next_multiple_of(PACK_WORDS);
     let mut t = 0;
     while t < tokens {
         let n = block_of(tokens - t, P::S::F32_PANEL_TOKENS);
         let (to, _) = packed[t * padded..][..n * padded].as_chunks_mut();
         for j in 0..n {
-            let runs = x[(t + j) * k + k0..][..len].chunks(RUN * P::VALUES);
-            for (run, to) in runs.zip(to[j..].iter_mut().step_by(n)) {
+            let packs = x[(t + j) * k + k0..][..len].chunks(PACK_WORDS * P::VALUES);
+            for (pack, to) in packs.zip(to[j..].iter_mut().step_by(n)) {
                 // SAFETY: features by the contract.
-                unsafe { P::activations(run, to) };
+                unsafe { P::activations(pack, to) };
             }
         }
         t += n;
@@ -240,7 +247,7 @@ pub(super) unsafe fn fetch_next<S: Simd>(
 #[inline(always)]
 unsafe fn expand<P: Product>(source: Source, r0: usize, k0: usize, len: usize, panel: &mut [f32]) {
     let lanes = P::S::LANES;
-    // SAFETY: row pointers are clamped to rows that exist; `panel` has room for SLICE × LANES
+    // SAFETY: row pointers are clamped to rows that exist; `panel` has room for F32_SLICE × LANES
     // words.
     unsafe {
         for (i, values) in (0..len).step_by(lanes * P::VALUES).enumerate() {
@@ -268,8 +275,8 @@ pub(crate) unsafe fn sweep<P: Product>(
     out: &mut OutMut<'_>,
     block: OutBlock,
 ) {
-    let padded = len.next_multiple_of(RUN);
-    assert!(len <= SLICE && panel.len() >= SLICE * P::S::F32_PANEL_VECTORS * P::S::LANES);
+    let padded = len.next_multiple_of(PACK_WORDS);
+    assert!(len <= F32_SLICE && panel.len() >= F32_SLICE * P::S::F32_PANEL_VECTORS * P::S::LANES);
     assert!(packed.len() >= tokens * padded);
     let mut t = 0;
     while t < tokens {
@@ -325,16 +332,20 @@ unsafe fn micro<P: Product, const T: usize, const V: usize>(
     len: usize,
 ) -> [[<P::S as Simd>::F; T]; V] {
     let lanes = P::S::LANES;
-    // SAFETY: the caller's planes have len × LANES words, its tokens len words each, in runs.
+    // SAFETY: the caller's planes have len × LANES words, its tokens len words each, in packs.
     unsafe {
         let mut acc = [[P::S::splat(0.0); T]; V];
-        for c in 0..len / RUN {
-            for j in 0..RUN {
-                step::<P, T, V>(panel.add((c * RUN + j) * lanes), x.add(c * RUN * T + j), &mut acc);
+        for c in 0..len / PACK_WORDS {
+            for j in 0..PACK_WORDS {
+                step::<P, T, V>(
+                    panel.add((c * PACK_WORDS + j) * lanes),
+                    x.add(c * PACK_WORDS * T + j),
+                    &mut acc,
+                );
             }
         }
-        let done = len / RUN * RUN;
-        for j in 0..len % RUN {
+        let done = len / PACK_WORDS * PACK_WORDS;
+        for j in 0..len % PACK_WORDS {
             step::<P, T, V>(panel.add((done + j) * lanes), x.add(done * T + j), &mut acc);
         }
         acc
@@ -352,10 +363,10 @@ unsafe fn step<P: Product, const T: usize, const V: usize>(
     unsafe {
         let mut w = [P::S::splat(0.0); V];
         for (v, w) in w.iter_mut().enumerate() {
-            *w = P::S::load(p.add(v * SLICE * P::S::LANES));
+            *w = P::S::load(p.add(v * F32_SLICE * P::S::LANES));
         }
         for t in 0..T {
-            let x = P::S::splat(*x.add(t * RUN));
+            let x = P::S::splat(*x.add(t * PACK_WORDS));
             for (acc, w) in acc.iter_mut().zip(w) {
                 acc[t] = P::fma(x, w, acc[t]);
             }

@@ -10,7 +10,7 @@
 //! bring activation codes to all lanes. With one product per cycle, as with `vpdpbusd`, these loads
 //! limit a kernel of one vector.
 
-use super::Quant;
+use super::QuantSimd;
 use super::panel::{Source, fetch_next, put};
 use super::qstream::{CHUNK_BYTES, padded};
 use super::quant::{CHUNK, Packing, Unpacked};
@@ -18,18 +18,18 @@ use super::sweep::{OutBlock, Panel};
 use crate::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
 /// Values of K in a panel: with 32 rows 16 KiB of codes, half of the smallest first-level cache.
-const SLICE: usize = 512;
+const Q8_SLICE: usize = 512;
 /// Tokens that are packed at once, for one slice: up to 352 KiB, read in order.
 const TOKENS: usize = 512;
 
 /// Scales in a plane: a chunk's scales are written as 16 lanes, also where only 8 count.
 const fn scale_plane(lanes: usize, sub: usize) -> usize {
-    (SLICE / sub + 8) * lanes
+    (Q8_SLICE / sub + 8) * lanes
 }
 
 /// Products of weight rows with all activation rows.
 #[inline(always)]
-pub(crate) unsafe fn multiply<S: Quant>(
+pub(crate) unsafe fn matmul_panel<S: QuantSimd>(
     w: WeightRows<'_>,
     x: Acts<'_>,
     mut out: OutMut<'_>,
@@ -45,8 +45,8 @@ pub(crate) unsafe fn multiply<S: Quant>(
     let mut buffers = PanelScratch::new::<S>(x.rows, packing.sub, scratch);
     for t0 in (0..x.rows).step_by(TOKENS) {
         let tokens = (x.rows - t0).min(TOKENS);
-        for k0 in (0..w.k).step_by(SLICE) {
-            let len = (w.k - k0).min(SLICE);
+        for k0 in (0..w.k).step_by(Q8_SLICE) {
+            let len = (w.k - k0).min(Q8_SLICE);
             pack::<S>(&x, t0, tokens, k0, len, packing, buffers.packed);
             for r0 in (0..w.rows).step_by(S::PANEL_VECTORS * S::LANES) {
                 let block = OutBlock {
@@ -64,7 +64,7 @@ pub(crate) unsafe fn multiply<S: Quant>(
                         S::PANEL_VECTORS * S::LANES,
                         r0,
                         k0,
-                        SLICE,
+                        Q8_SLICE,
                     );
                     for (v, r0) in (r0..r0 + block.cols).step_by(S::LANES).enumerate() {
                         expand::<S>(&w, r0, k0, len, packing, buffers.plane::<S>(v, packing.sub));
@@ -94,10 +94,10 @@ struct PanelScratch<'a> {
 
 impl<'a> PanelScratch<'a> {
     #[inline(always)]
-    fn new<S: Quant>(tokens: usize, sub: usize, scratch: &'a mut Scratch) -> Self {
+    fn new<S: QuantSimd>(tokens: usize, sub: usize, scratch: &'a mut Scratch) -> Self {
         let scales = 4 * S::PANEL_VECTORS * scale_plane(S::LANES, sub);
-        let packed = tokens.min(TOKENS) * SLICE / 32 * record(sub);
-        let codes = S::PANEL_VECTORS * SLICE * S::LANES;
+        let packed = tokens.min(TOKENS) * Q8_SLICE / 32 * record(sub);
+        let codes = S::PANEL_VECTORS * Q8_SLICE * S::LANES;
         let chunks = size_of::<[Unpacked; 16]>();
         let all = scratch.bytes(chunks + codes + 2 * scales + packed);
         let (chunks, all) = all.split_at_mut(chunks);
@@ -116,8 +116,8 @@ impl<'a> PanelScratch<'a> {
 
     /// The plane of vector `v`.
     #[inline(always)]
-    fn plane<S: Quant>(&mut self, v: usize, sub: usize) -> Plane<'_> {
-        let (codes, scales) = (SLICE * S::LANES, scale_plane(S::LANES, sub));
+    fn plane<S: QuantSimd>(&mut self, v: usize, sub: usize) -> Plane<'_> {
+        let (codes, scales) = (Q8_SLICE * S::LANES, scale_plane(S::LANES, sub));
         Plane {
             chunks: self.chunks,
             codes: &mut self.codes[v * codes..][..codes],
@@ -154,7 +154,7 @@ fn block_of(left: usize, block: usize) -> usize {
 
 /// Packs `len` values from `k0` of `tokens` rows from `t0`, block by block of tokens.
 #[inline(always)]
-fn pack<S: Quant>(
+fn pack<S: QuantSimd>(
     x: &Q8Rows<'_>,
     t0: usize,
     tokens: usize,
@@ -198,7 +198,7 @@ fn pack<S: Quant>(
 
 /// Unpacks `len` values from `k0` of `LANES` rows from `r0`; rows past the end are undefined.
 #[inline(always)]
-unsafe fn expand<S: Quant>(
+unsafe fn expand<S: QuantSimd>(
     w: &WeightRows<'_>,
     r0: usize,
     k0: usize,
@@ -255,7 +255,7 @@ unsafe fn expand<S: Quant>(
 
 /// Enters the level's compiled sweep for the format's kind of scales and codes.
 #[inline(always)]
-unsafe fn sweep<S: Quant>(
+unsafe fn sweep<S: QuantSimd>(
     packing: &Packing,
     panel: Panel<'_>,
     packed: &[u8],
@@ -265,7 +265,7 @@ unsafe fn sweep<S: Quant>(
 ) {
     // SAFETY: as for the caller.
     unsafe {
-        match (packing.sub, packing.codes.minimum(), packing.codes.top()) {
+        match (packing.sub, packing.codes.minimum(), packing.codes.code_limit()) {
             (32, false, 15) => S::sweep::<32, false, 15>(panel, packed, tokens, out, block),
             (32, false, 31) => S::sweep::<32, false, 31>(panel, packed, tokens, out, block),
             (32, false, _) => S::sweep::<32, false, 128>(panel, packed, tokens, out, block),
@@ -280,9 +280,16 @@ unsafe fn sweep<S: Quant>(
     }
 }
 
-/// Multiplies the panel with all packed tokens. Levels compile it separately, see [`Quant::sweep`].
+/// Multiplies the panel with all packed tokens. Levels compile it separately, see
+/// [`QuantSimd::sweep`].
 #[inline(always)]
-pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, const TOP: i32>(
+pub(crate) unsafe fn sweep_body<
+    S: QuantSimd,
+    // Weights per scale, whether there are minimums, largest code.
+    const SUB: usize,
+    const MIN: bool,
+    const CODE_LIMIT: i32,
+>(
     panel: Panel<'_>,
     packed: &[u8],
     tokens: usize,
@@ -291,7 +298,7 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
 ) {
     let groups = panel.len / 32;
     let scales = S::PANEL_VECTORS * scale_plane(S::LANES, SUB);
-    assert!(panel.len <= SLICE && panel.codes.len() >= S::PANEL_VECTORS * SLICE * S::LANES);
+    assert!(panel.len <= Q8_SLICE && panel.codes.len() >= S::PANEL_VECTORS * Q8_SLICE * S::LANES);
     assert!(panel.scales.len() >= scales && (!MIN || panel.minimums.len() >= scales));
     assert!(packed.len() >= tokens * groups * record(SUB));
     let mut t = 0;
@@ -303,12 +310,16 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
         unsafe {
             let x = packed[t * groups * record(SUB)..].as_ptr();
             match n {
-                1 => rows::<S, 1, SUB, MIN, TOP>(panel, x, out, at),
-                2 => rows::<S, 2, SUB, MIN, TOP>(panel, x, out, at),
-                3 => rows::<S, 3, SUB, MIN, TOP>(panel, x, out, at),
-                4 => rows::<S, 4, SUB, MIN, TOP>(panel, x, out, at),
-                5 if S::panel_tokens(SUB) > 4 => rows::<S, 5, SUB, MIN, TOP>(panel, x, out, at),
-                6 if S::panel_tokens(SUB) > 4 => rows::<S, 6, SUB, MIN, TOP>(panel, x, out, at),
+                1 => rows::<S, 1, SUB, MIN, CODE_LIMIT>(panel, x, out, at),
+                2 => rows::<S, 2, SUB, MIN, CODE_LIMIT>(panel, x, out, at),
+                3 => rows::<S, 3, SUB, MIN, CODE_LIMIT>(panel, x, out, at),
+                4 => rows::<S, 4, SUB, MIN, CODE_LIMIT>(panel, x, out, at),
+                5 if S::panel_tokens(SUB) > 4 => {
+                    rows::<S, 5, SUB, MIN, CODE_LIMIT>(panel, x, out, at)
+                }
+                6 if S::panel_tokens(SUB) > 4 => {
+                    rows::<S, 6, SUB, MIN, CODE_LIMIT>(panel, x, out, at)
+                }
                 _ => unreachable!("blocks have at most as many tokens as registers hold"),
             }
         }
@@ -318,7 +329,14 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
 
 /// Multiplies `T` tokens with all vectors of rows of the panel and writes the products.
 #[inline(always)]
-unsafe fn rows<S: Quant, const T: usize, const SUB: usize, const MIN: bool, const TOP: i32>(
+unsafe fn rows<
+    S: QuantSimd,
+    // Tokens, weights per scale, whether there are minimums, largest code.
+    const T: usize,
+    const SUB: usize,
+    const MIN: bool,
+    const CODE_LIMIT: i32,
+>(
     panel: Panel<'_>,
     x: *const u8,
     out: &mut OutMut<'_>,
@@ -327,10 +345,10 @@ unsafe fn rows<S: Quant, const T: usize, const SUB: usize, const MIN: bool, cons
     // SAFETY: as for the caller.
     unsafe {
         if S::PANEL_VECTORS == 1 {
-            let [sums] = micro::<S, T, 1, SUB, MIN, TOP>(panel, x);
+            let [sums] = micro::<S, T, 1, SUB, MIN, CODE_LIMIT>(panel, x);
             return put::<S, T>(sums, out, block);
         }
-        let [first, second] = micro::<S, T, 2, SUB, MIN, TOP>(panel, x);
+        let [first, second] = micro::<S, T, 2, SUB, MIN, CODE_LIMIT>(panel, x);
         put::<S, T>(first, out, OutBlock { cols: block.cols.min(S::LANES), ..block });
         if block.cols > S::LANES {
             put::<S, T>(
@@ -345,13 +363,13 @@ unsafe fn rows<S: Quant, const T: usize, const SUB: usize, const MIN: bool, cons
 /// `T` tokens times `V` vectors of `LANES` rows.
 #[inline(always)]
 unsafe fn micro<
-    S: Quant,
+    S: QuantSimd,
     // Tokens, vectors of rows, weights per scale, whether there are minimums, largest code.
     const T: usize,
     const V: usize,
     const SUB: usize,
     const MIN: bool,
-    const TOP: i32,
+    const CODE_LIMIT: i32,
 >(
     panel: Panel<'_>,
     x: *const u8,
@@ -375,8 +393,8 @@ unsafe fn micro<
                     }
                 }
                 let codes = panel.codes.as_ptr().add((g * 32 + n * SUB) * S::LANES);
-                let codes = std::array::from_fn(|v| codes.add(v * SLICE * S::LANES));
-                S::panel_dot::<T, V>(&mut acc, codes, record.add(n * SUB), SUB, TOP);
+                let codes = std::array::from_fn(|v| codes.add(v * Q8_SLICE * S::LANES));
+                S::panel_dot::<T, V>(&mut acc, codes, record.add(n * SUB), SUB, CODE_LIMIT);
                 let lane = (g * parts + n) * S::LANES;
                 for v in 0..V {
                     let scale = S::load(panel.scales.as_ptr().add(v * plane + lane));

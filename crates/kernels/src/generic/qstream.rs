@@ -5,13 +5,13 @@
 //! are converted and multiplied by (weight scale × activation scale), 16 per vector. Values that
 //! depend on the activations alone are computed once per call ([`Activations`]).
 //!
-//! On x86 the sixteen runs of 16 weights of a chunk are lanes ([`Format::by_runs`]): four products
-//! add up in each lane, and one vector of sums with one vector of scales serves the whole chunk. In
-//! natural order, each 64 codes would need their own vector of sums, converted and scaled for each
-//! activation row. Weights are reordered once for all rows, and activations are stored in the same
-//! order. Sums start at the negative offset of the codes. The codes of rare formats pass through
-//! memory ([`Memory`]), several chunks at a time, which keeps the number of compiled variants
-//! small.
+//! On x86 the sixteen sub-blocks of 16 weights of a chunk are lanes ([`Format::by_sub_blocks`]):
+//! four products add up in each lane, and one vector of sums with one vector of scales serves the
+//! whole chunk. In natural order, each 64 codes would need their own vector of sums, converted and
+//! scaled for each activation row. Weights are reordered once for all rows, and activations are
+//! stored in the same order. Sums start at the negative offset of the codes. The codes of rare
+//! formats pass through memory ([`Memory`]), several chunks at a time, which keeps the number of
+//! compiled variants small.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use std::ops::Range;
 use puna_quant::TensorType;
 
 use super::quant::{CHUNK, Codes, Packing, TOGETHER, Unpacked};
-use super::{Format, Quant};
+use super::{Format, QuantSimd};
 use crate::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
 /// Weight rows that are multiplied with all activation rows before the next rows. They stay in the
@@ -45,44 +45,44 @@ struct Activations<'a> {
     parts: &'a [ActivationChunk],
 }
 
-/// Activations of one chunk of one row, in the order of [`Format::by_runs`].
+/// Activations of one chunk of one row, in the order of [`Format::by_sub_blocks`].
 #[repr(C, align(64))]
 #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 struct ActivationChunk {
     codes: [i8; CHUNK],
-    /// A scale for each run of 16.
+    /// A scale for each sub-block of 16.
     scales: [f32; 16],
-    /// For codes with an offset: the negative product of the offset and each run's sum, as i32. For
-    /// minimums: sums of codes times their scale, for each `SUB` weights in natural order, then
-    /// zeros. Otherwise undefined.
+    /// For codes with an offset: the negative product of the offset and each sub-block's sum, as
+    /// i32. For minimums: sums of codes times their scale, for each `SUB` weights in natural order,
+    /// then zeros. Otherwise undefined.
     fixes: [f32; 16],
 }
 
 /// Lanes of the vectors that a format's chunks are summed in.
 struct Lanes<S, F>(std::marker::PhantomData<(S, F)>);
 
-impl<S: Quant, F: Format> Lanes<S, F> {
-    /// The run of 16 weights that each lane stands for.
-    const RUNS_OF_16: [u8; 16] = if S::RUNS_AS_LANES { F::RUNS } else { NATURAL };
-    /// The run of 32 weights that it lies in.
-    const RUNS_OF_32: [u8; 16] = {
-        let mut runs = Self::RUNS_OF_16;
+impl<S: QuantSimd, F: Format> Lanes<S, F> {
+    /// The sub-block of 16 weights that each lane stands for.
+    const SUB_BLOCKS: [u8; 16] = if S::SUB_BLOCKS_AS_LANES { F::SUB_BLOCKS } else { NATURAL };
+    /// The pair of sub-blocks, 32 weights, that it lies in.
+    const SUB_BLOCK_PAIRS: [u8; 16] = {
+        let mut sub_blocks = Self::SUB_BLOCKS;
         let mut i = 0;
         while i < 16 {
-            runs[i] /= 2;
+            sub_blocks[i] /= 2;
             i += 1;
         }
-        runs
+        sub_blocks
     };
-    /// Index of the run's scale in a chunk.
-    const SCALES: [u8; 16] = if F::SUB == 16 { Self::RUNS_OF_16 } else { Self::RUNS_OF_32 };
+    /// Index of the sub-block's scale in a chunk.
+    const SCALES: [u8; 16] = if F::SUB == 16 { Self::SUB_BLOCKS } else { Self::SUB_BLOCK_PAIRS };
 }
 
 const NATURAL: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 impl<'a> Activations<'a> {
     #[inline(always)]
-    unsafe fn new<S: Quant, F: Format>(x: Q8Rows<'_>, scratch: &'a mut Scratch) -> Self {
+    unsafe fn new<S: QuantSimd, F: Format>(x: Q8Rows<'_>, scratch: &'a mut Scratch) -> Self {
         let chunks = x.k.div_ceil(CHUNK);
         let parts: &mut [ActivationChunk] =
             bytemuck::cast_slice_mut(scratch.bytes(x.rows * chunks * size_of::<ActivationChunk>()));
@@ -128,31 +128,37 @@ fn padded_to<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
 
 impl ActivationChunk {
     #[inline(always)]
-    unsafe fn fill<S: Quant, F: Format>(
+    unsafe fn fill<S: QuantSimd, F: Format>(
         &mut self,
         codes: &[i8; CHUNK],
         scales: &[f32; 8],
         sums: &[i16; 16],
     ) {
-        let (runs, runs_of_32) = (&Lanes::<S, F>::RUNS_OF_16, &Lanes::<S, F>::RUNS_OF_32);
-        // SAFETY: runs are below 16; features by the module's contract.
+        let (sub_blocks, sub_block_pairs) =
+            (&Lanes::<S, F>::SUB_BLOCKS, &Lanes::<S, F>::SUB_BLOCK_PAIRS);
+        // SAFETY: sub-blocks are below 16; features by the module's contract.
         unsafe {
             // New position of lane i of vector j.
-            let lane = |i: usize, j: usize| if S::RUNS_AS_LANES { 4 * i + j } else { 4 * j + i };
-            let run = |i: usize, j: usize| 16 * usize::from(runs[lane(i, j)]);
-            let piece =
-                |j| S::pieces(codes.as_ptr().cast(), [run(0, j), run(1, j), run(2, j), run(3, j)]);
+            let lane =
+                |i: usize, j: usize| if S::SUB_BLOCKS_AS_LANES { 4 * i + j } else { 4 * j + i };
+            let start = |i: usize, j: usize| 16 * usize::from(sub_blocks[lane(i, j)]);
+            let piece = |j| {
+                S::pieces(
+                    codes.as_ptr().cast(),
+                    [start(0, j), start(1, j), start(2, j), start(3, j)],
+                )
+            };
             for (i, codes) in
-                S::by_runs([piece(0), piece(1), piece(2), piece(3)]).into_iter().enumerate()
+                S::by_sub_blocks([piece(0), piece(1), piece(2), piece(3)]).into_iter().enumerate()
             {
                 S::store64(self.codes.as_mut_ptr().add(64 * i).cast(), codes);
             }
-            S::w_store(&mut self.scales, S::w_order(S::w_load8(scales.as_ptr()), runs_of_32));
+            S::w_store(&mut self.scales, S::w_order(S::w_load8(scales.as_ptr()), sub_block_pairs));
             let offset = F::CODES.offset::<S>();
             if offset != 0 {
                 // Bits of integers, stored as f32 without arithmetic.
                 let sums = sums.map(|sum| f32::from_bits((-offset * i32::from(sum)) as u32));
-                S::w_store(&mut self.fixes, S::w_order(S::w_new(&sums), runs));
+                S::w_store(&mut self.fixes, S::w_order(S::w_new(&sums), sub_blocks));
             } else if F::CODES.minimum() {
                 self.fixes = std::array::from_fn(|i| match F::SUB {
                     16 => scales[i / 2] * f32::from(sums[i]),
@@ -170,7 +176,7 @@ impl ActivationChunk {
 /// not depend on the other rows. Codes of the usual formats stay in registers; with `packing` (then
 /// `F` is [`Memory`]) they pass through memory.
 #[inline(always)]
-pub(crate) unsafe fn stream<S: Quant, F: Format>(
+pub(crate) unsafe fn dot_few_rows<S: QuantSimd, F: Format>(
     w: WeightRows<'_>,
     x: Acts<'_>,
     mut out: OutMut<'_>,
@@ -208,7 +214,7 @@ impl<const SIGNED: bool, const SUB: usize> Format for Memory<SIGNED, SUB> {
     const SUB: usize = SUB;
     const CODES: Codes = if SIGNED { Codes::Signed } else { Codes::Minimum(31) };
     #[inline(always)]
-    unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W) {
+    unsafe fn scales<S: QuantSimd>(p: *const u8) -> (S::ScaleVec, S::ScaleVec) {
         // SAFETY: `p` is an `Unpacked`; features by the contract.
         unsafe {
             let chunk = &*p.cast::<Unpacked>();
@@ -216,7 +222,7 @@ impl<const SIGNED: bool, const SUB: usize> Format for Memory<SIGNED, SUB> {
         }
     }
     #[inline(always)]
-    unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
+    unsafe fn codes<S: QuantSimd>(p: *const u8) -> [S::CodeVec; 4] {
         // SAFETY: `p` is an `Unpacked`; features by the contract.
         unsafe {
             let p = (*p.cast::<Unpacked>()).codes.as_ptr();
@@ -227,7 +233,7 @@ impl<const SIGNED: bool, const SUB: usize> Format for Memory<SIGNED, SUB> {
 
 /// Some weight rows times `M` activation rows from `t`; returns `M`. With `packing` through memory.
 #[inline(always)]
-unsafe fn tile<S: Quant, F: Format, const M: usize>(
+unsafe fn tile<S: QuantSimd, F: Format, const M: usize>(
     w: &WeightRows<'_>,
     x: &Activations<'_>,
     rows: Range<usize>,
@@ -282,7 +288,7 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
 
 /// Adds the products of some chunks of a weight row with the activation rows from `t`.
 #[inline(always)]
-unsafe fn whole_chunks<S: Quant, F: Format, const M: usize>(
+unsafe fn whole_chunks<S: QuantSimd, F: Format, const M: usize>(
     row: *const u8,
     row_bytes: usize,
     chunks: Range<usize>,
@@ -319,7 +325,7 @@ unsafe fn whole_chunks<S: Quant, F: Format, const M: usize>(
 /// Prefetches weights at a distance behind the `bytes` at `p`, which are now multiplied with `M`
 /// activation rows.
 #[inline(always)]
-unsafe fn ask<S: Quant, const M: usize>(p: *const u8, bytes: usize, row_bytes: usize) {
+unsafe fn ask<S: QuantSimd, const M: usize>(p: *const u8, bytes: usize, row_bytes: usize) {
     for line in (0..bytes).step_by(64) {
         // SAFETY: hints, harmless at any address; features by the module's contract.
         unsafe {
@@ -335,7 +341,7 @@ unsafe fn ask<S: Quant, const M: usize>(p: *const u8, bytes: usize, row_bytes: u
 
 /// Adds the last chunk of a row, which is not whole and may be the end of the data.
 #[inline(always)]
-unsafe fn last<S: Quant, F: Format, const M: usize>(
+unsafe fn last<S: QuantSimd, F: Format, const M: usize>(
     p: *const u8,
     end: *const u8,
     values: usize,
@@ -374,12 +380,12 @@ pub(crate) unsafe fn padded(
 
 /// Sums of a weight row and `M` activation rows: products, and minimums times sums of codes.
 #[derive(Clone, Copy)]
-struct Sums<S: Quant, const M: usize> {
-    acc: [S::A; M],
-    bias: [S::W; M],
+struct Sums<S: QuantSimd, const M: usize> {
+    acc: [S::SumVec; M],
+    bias: [S::ScaleVec; M],
 }
 
-impl<S: Quant, const M: usize> Sums<S, M> {
+impl<S: QuantSimd, const M: usize> Sums<S, M> {
     #[inline(always)]
     unsafe fn zero() -> Self {
         // SAFETY: features by the module's contract.
@@ -404,7 +410,7 @@ impl<S: Quant, const M: usize> Sums<S, M> {
 
 /// Adds the products of one chunk, of which the first `values` weights count.
 #[inline(always)]
-unsafe fn chunk<S: Quant, F: Format, const M: usize>(
+unsafe fn chunk<S: QuantSimd, F: Format, const M: usize>(
     p: *const u8,
     x: &[&ActivationChunk; M],
     values: usize,
@@ -417,7 +423,7 @@ unsafe fn chunk<S: Quant, F: Format, const M: usize>(
             (s, b) = (S::w_keep(s, values / F::SUB), S::w_keep(b, values / F::SUB));
         }
         let s = S::w_order(s, &Lanes::<S, F>::SCALES);
-        let codes = F::by_runs::<S>(p);
+        let codes = F::by_sub_blocks::<S>(p);
         for j in 0..M {
             let x = x[j];
             let start = (F::CODES.offset::<S>() != 0).then_some(x.fixes.as_ptr().cast());
@@ -428,7 +434,7 @@ unsafe fn chunk<S: Quant, F: Format, const M: usize>(
                 start,
                 (s, x.scales.as_ptr()),
                 F::SUB,
-                F::CODES.top(),
+                F::CODES.code_limit(),
             );
             if F::CODES.minimum() {
                 let (fixes, bias) = (S::w_load16(x.fixes.as_ptr()), &mut sums.bias[j]);

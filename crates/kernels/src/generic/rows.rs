@@ -5,7 +5,7 @@ use puna_quant::TensorType;
 use puna_quant::float::{bf16_to_f32, f16_to_f32};
 
 use super::Simd;
-use crate::RUN;
+use crate::KV_TILE;
 
 /// A storage format of rows.
 ///
@@ -37,7 +37,7 @@ pub(crate) trait RowFormat: Copy {
     }
 
     /// All values of a block of `LANES` positions from position i on, of a block in columns (see
-    /// `KvLayout`): value j of position i goes to `to[j · RUN]`.
+    /// `KvLayout`): value j of position i goes to `to[j · KV_TILE]`.
     #[inline(always)]
     unsafe fn columns<S: Simd>(_block: *const u8, _i: usize, _to: *mut f32) {
         unreachable!("columns of a type without blocks are read as rows");
@@ -158,11 +158,14 @@ impl RowFormat for Q8Blocks {
     }
     #[inline(always)]
     unsafe fn columns<S: Simd>(block: *const u8, i: usize, to: *mut f32) {
-        // SAFETY: the contract: scales of RUN positions, then 32 times a code of each.
+        // SAFETY: the contract: scales of KV_TILE positions, then 32 times a code of each.
         unsafe {
             let scale = S::load_f16(block.add(2 * i));
             for j in 0..32 {
-                S::store(to.add(j * RUN), S::mul(S::load_i8(block.add((2 + j) * RUN + i)), scale));
+                S::store(
+                    to.add(j * KV_TILE),
+                    S::mul(S::load_i8(block.add((2 + j) * KV_TILE + i)), scale),
+                );
             }
         }
     }
@@ -201,13 +204,13 @@ impl RowFormat for Q4Blocks {
     }
     #[inline(always)]
     unsafe fn columns<S: Simd>(block: *const u8, i: usize, to: *mut f32) {
-        // SAFETY: the contract: scales of RUN positions, then 16 times a byte of each.
+        // SAFETY: the contract: scales of KV_TILE positions, then 16 times a byte of each.
         unsafe {
             let scale = S::load_f16(block.add(2 * i));
             for j in 0..16 {
-                let codes = block.add((2 + j) * RUN + i);
-                S::store(to.add(j * RUN), S::mul(S::load_nibbles(codes, false), scale));
-                S::store(to.add((16 + j) * RUN), S::mul(S::load_nibbles(codes, true), scale));
+                let codes = block.add((2 + j) * KV_TILE + i);
+                S::store(to.add(j * KV_TILE), S::mul(S::load_nibbles(codes, false), scale));
+                S::store(to.add((16 + j) * KV_TILE), S::mul(S::load_nibbles(codes, true), scale));
             }
         }
     }

@@ -29,7 +29,7 @@ macro_rules! vector_wrappers {
         mod vector {
             use super::*;
             use $crate::generic::{attention, attention::Expand, recurrent, rows, target_feature_wrappers::target_feature_fn, vector};
-            use $crate::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch, VectorKernels};
+            use $crate::{AttendTile, KV_TILE, KvLayout, KvRows, KvType, RunningSoftmax, ScoreTile, Scratch, VectorKernels};
             use $crate::{DeltaStep, PoolStep, RecurrentKernels, ScanStep, Tap, Wkv7Step, WkvStep};
 
             pub(super) const VECTOR: VectorKernels = VectorKernels {
@@ -77,15 +77,15 @@ macro_rules! vector_wrappers {
                 attention::store_kv::<$S>(ty, x, row));
             target_feature_fn!($features, fn expand<R: rows::RowFormat>(rows: KvRows<'_>, to: &mut [f32]), {
                 let columns = rows.layout == KvLayout::Columns;
-                assert!(if columns { RUN } else { rows.rows } * rows.dim <= to.len());
+                assert!(if columns { KV_TILE } else { rows.rows } * rows.dim <= to.len());
             }, attention::expand::<$S, R>(rows, to));
             target_feature_fn!($features, fn attend_by(
-                run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch, expanders: [Expand; 2]
-            ), {}, attention::attend::<$S>(run, state, scratch, expanders));
+                tile: &AttendTile<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch, expanders: [Expand; 2]
+            ), {}, attention::attend::<$S>(tile, state, scratch, expanders));
 
             target_feature_fn!($features, fn score_by(
-                run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch, expand: Expand
-            ), {}, attention::score_sums::<$S>(run, sums, scratch, expand));
+                tile: &ScoreTile<'_>, sums: &mut [f32], scratch: &mut Scratch, expand: Expand
+            ), {}, attention::score_sums::<$S>(tile, sums, scratch, expand));
 
             target_feature_fn!($features, fn conv(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]), {
                 assert!(taps.iter().all(|tap| tap.x.len() == y.len() && tap.w.len() == y.len()));
@@ -108,12 +108,12 @@ macro_rules! vector_wrappers {
                 }
             }
 
-            fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch) {
-                attend_by(run, state, scratch, [expander(run.keys.ty), expander(run.values.ty)]);
+            fn attend(tile: &AttendTile<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch) {
+                attend_by(tile, state, scratch, [expander(tile.keys.ty), expander(tile.values.ty)]);
             }
 
-            fn score(run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch) {
-                score_by(run, sums, scratch, expander(run.keys.ty));
+            fn score(tile: &ScoreTile<'_>, sums: &mut [f32], scratch: &mut Scratch) {
+                score_by(tile, sums, scratch, expander(tile.keys.ty));
             }
         }
     };
@@ -177,7 +177,7 @@ macro_rules! packed_wrappers {
             use $crate::generic::formats::{blocks, codebook, kquants, ternary};
             use $crate::generic::quant::{self, Codes, Packing, Unpacked};
             use $crate::generic::qstream::{self, Memory};
-            use $crate::generic::{Format, Quant, Simd, qpanel, target_feature_wrappers::target_feature_fn};
+            use $crate::generic::{Format, QuantSimd, Simd, qpanel, target_feature_wrappers::target_feature_fn};
             use $crate::{ActKind, Acts, LinearFn, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 
             pub(crate) fn kernel(ty: TensorType) -> Option<LinearKernel> {
@@ -214,12 +214,12 @@ macro_rules! packed_wrappers {
             /// With a kernel of its own for few activation rows.
             fn kernel_of<F: Format>() -> LinearKernel {
                 // Eight rows at once unpack a block for less than the panel does for so few.
-                let stream_rows = if <$S as Quant>::STREAM_TILE >= 8 { 2 * STREAM_ROWS } else { STREAM_ROWS };
+                let stream_rows = if <$S as QuantSimd>::STREAM_TILE >= 8 { 2 * STREAM_ROWS } else { STREAM_ROWS };
                 LinearKernel { stream_rows, ..by_panel::<F>(stream::<F>) }
             }
 
             fn rare<F: Format>() -> LinearKernel {
-                const { assert!(matches!(F::CODES, Codes::Signed) || F::CODES.top() <= Memory::<false, 32>::CODES.top()) };
+                const { assert!(matches!(F::CODES, Codes::Signed) || F::CODES.code_limit() <= Memory::<false, 32>::CODES.code_limit()) };
                 by_panel::<F>(stream_rare::<F>)
             }
 
@@ -229,7 +229,7 @@ macro_rules! packed_wrappers {
                     stream,
                     stream_rows: STREAM_ROWS,
                     panel: panel::<F>,
-                    panel_rows: <$S as Quant>::PANEL_VECTORS * <$S>::LANES,
+                    panel_rows: <$S as QuantSimd>::PANEL_VECTORS * <$S>::LANES,
                     bf16_parts: 0,
                     tiles: None,
                 }
@@ -263,21 +263,21 @@ macro_rules! packed_wrappers {
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
             ), {
                 assert_eq!(w.ty, F::TYPE);
-            }, qstream::stream::<$S, F>(w, x, out, scratch, None));
+            }, qstream::dot_few_rows::<$S, F>(w, x, out, scratch, None));
             target_feature_fn!($features, fn stream_memory<M: Format>(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
-            ), {}, qstream::stream::<$S, M>(w, x, out, scratch, Some(packing)));
+            ), {}, qstream::dot_few_rows::<$S, M>(w, x, out, scratch, Some(packing)));
             target_feature_fn!($features, fn panel_any(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch, packing: &Packing
-            ), {}, qpanel::multiply::<$S>(w, x, out, scratch, packing));
+            ), {}, qpanel::matmul_panel::<$S>(w, x, out, scratch, packing));
         }
     };
 }
 
 /// `$name`: the sweep of `$S` over tokens, compiled once for each kind of scales, where the class
-/// of codes is of no matter and `$top` stands for all.
+/// of codes is of no matter and `$code_limit` stands for all.
 macro_rules! sweep_wrapper {
-    ($vis:vis $name:ident, $S:ty, $features:literal, $top:literal) => {
+    ($vis:vis $name:ident, $S:ty, $features:literal, $code_limit:literal) => {
         #[target_feature(enable = $features)]
         $vis fn $name<const SUB: usize, const MIN: bool>(
             panel: $crate::generic::sweep::Panel<'_>,
@@ -289,7 +289,7 @@ macro_rules! sweep_wrapper {
             // SAFETY: this function has the features; the panel and the tokens were packed for each
             // other.
             unsafe {
-                $crate::generic::qpanel::sweep_body::<$S, SUB, MIN, $top>(
+                $crate::generic::qpanel::sweep_body::<$S, SUB, MIN, $code_limit>(
                     panel, packed, tokens, out, block,
                 )
             }

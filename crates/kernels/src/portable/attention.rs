@@ -3,7 +3,7 @@
 use puna_quant::float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 use super::linear::dot;
-use crate::{AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, ScoreRun, Scratch};
+use crate::{AttendTile, KV_TILE, KvLayout, KvRows, KvType, RunningSoftmax, ScoreTile, Scratch};
 
 /// The values of one cached row.
 fn load_kv(ty: KvType, row: &[u8], x: &mut [f32]) {
@@ -114,7 +114,7 @@ pub fn load_position(rows: &KvRows<'_>, i: usize, x: &mut [f32]) {
                 row[2..]
                     .iter_mut()
                     .enumerate()
-                    .for_each(|(j, code)| *code = block[(2 + j) * RUN + i]);
+                    .for_each(|(j, code)| *code = block[(2 + j) * KV_TILE + i]);
                 load_kv(rows.ty, row, x);
             }
         }
@@ -132,30 +132,30 @@ pub fn load_position(rows: &KvRows<'_>, i: usize, x: &mut [f32]) {
 }
 
 /// See [`VectorKernels::attend`](crate::VectorKernels).
-pub(super) fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch) {
-    run.check(state);
-    let (keys, values, g) = (&run.keys, &run.values, run.visible.len());
+pub(super) fn attend(tile: &AttendTile<'_>, state: &mut RunningSoftmax<'_>, scratch: &mut Scratch) {
+    tile.check(state);
+    let (keys, values, g) = (&tile.keys, &tile.values, tile.visible.len());
     let room: &mut [f32] =
-        bytemuck::cast_slice_mut(scratch.bytes(4 * (g * RUN + keys.dim.max(values.dim))));
-    let (scores, row) = room.split_at_mut(g * RUN);
+        bytemuck::cast_slice_mut(scratch.bytes(4 * (g * KV_TILE + keys.dim.max(values.dim))));
+    let (scores, row) = room.split_at_mut(g * KV_TILE);
     for i in 0..keys.rows {
         load_position(keys, i, &mut row[..keys.dim]);
-        for (h, q) in q_rows(run).enumerate() {
+        for (h, q) in q_rows(tile).enumerate() {
             let score = dot(q, &row[..keys.dim]);
-            let score = run.softcap.map_or(score, |cap| cap * (score / cap).tanh());
+            let score = tile.softcap.map_or(score, |cap| cap * (score / cap).tanh());
             let bias =
-                run.alibi.get(h).map_or(0.0, |bias| bias.slope * (i as f32 - bias.from).abs());
-            let shift = run.shifts.get(h * RUN + i).map_or(0.0, |shift| *shift);
-            scores[h * RUN + i] = score - bias + shift;
+                tile.alibi.get(h).map_or(0.0, |bias| bias.slope * (i as f32 - bias.from).abs());
+            let shift = tile.position_bias.get(h * KV_TILE + i).map_or(0.0, |shift| *shift);
+            scores[h * KV_TILE + i] = score - bias + shift;
         }
     }
-    for (h, &(from, to)) in run.visible.iter().enumerate() {
-        fold(&mut scores[h * RUN..][..RUN], from, to, h, values.dim, state);
+    for (h, &(from, to)) in tile.visible.iter().enumerate() {
+        fold(&mut scores[h * KV_TILE..][..KV_TILE], from, to, h, values.dim, state);
     }
     for i in 0..values.rows {
         load_position(values, i, &mut row[..values.dim]);
         for (h, acc) in state.acc.chunks_exact_mut(values.dim).enumerate() {
-            let p = scores[h * RUN + i];
+            let p = scores[h * KV_TILE + i];
             for (acc, v) in acc.iter_mut().zip(&*row) {
                 *acc += p * v;
             }
@@ -164,26 +164,26 @@ pub(super) fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratc
 }
 
 /// See [`VectorKernels::score`](crate::VectorKernels).
-pub(super) fn score(run: &ScoreRun<'_>, sums: &mut [f32], scratch: &mut Scratch) {
-    run.check(sums);
-    let dim = run.keys.dim;
+pub(super) fn score(tile: &ScoreTile<'_>, sums: &mut [f32], scratch: &mut Scratch) {
+    tile.check(sums);
+    let dim = tile.keys.dim;
     let row: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * dim));
-    for i in 0..run.keys.rows {
-        load_position(&run.keys, i, row);
-        for (sum, q) in run.q.chunks_exact(run.summed * dim).enumerate() {
+    for i in 0..tile.keys.rows {
+        load_position(&tile.keys, i, row);
+        for (sum, q) in tile.q.chunks_exact(tile.summed * dim).enumerate() {
             let product = |(h, q)| {
                 let product = dot(q, row);
-                let product = if run.rectified { product.max(0.0) } else { product };
-                product * run.weights.get(sum * run.summed + h).copied().unwrap_or(1.0)
+                let product = if tile.rectified { product.max(0.0) } else { product };
+                product * tile.weights.get(sum * tile.summed + h).copied().unwrap_or(1.0)
             };
-            sums[sum * RUN + i] =
+            sums[sum * KV_TILE + i] =
                 q.chunks_exact(dim).enumerate().map(product).fold(0.0, |sum, x| sum + x);
         }
     }
 }
 
-fn q_rows<'a>(run: &AttendRun<'a>) -> std::slice::ChunksExact<'a, f32> {
-    run.q.chunks_exact(run.keys.dim)
+fn q_rows<'a>(tile: &AttendTile<'a>) -> std::slice::ChunksExact<'a, f32> {
+    tile.q.chunks_exact(tile.keys.dim)
 }
 
 /// Takes the scores `from .. to` of row `h` into its running softmax; they become probabilities,

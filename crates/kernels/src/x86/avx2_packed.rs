@@ -9,7 +9,7 @@ use super::avx2_vectors::{Avx2, transpose8};
 use super::dots::{Dots, Pairs};
 use super::fields;
 use crate::OutMut;
-use crate::generic::Quant;
+use crate::generic::QuantSimd;
 use crate::generic::formats::fields::HighBits;
 use crate::generic::sweep::{OutBlock, Panel};
 use crate::generic::target_feature_wrappers::packed_wrappers;
@@ -71,7 +71,7 @@ unsafe fn order8(w: [__m256; 2], order: &'static [u8]) -> __m256 {
     }
 }
 
-/// See [`Quant::half_of`].
+/// See [`QuantSimd::half_of`].
 ///
 /// A 32-bit load has no dependency on the register's old value, unlike an inserted word.
 ///
@@ -111,7 +111,7 @@ pub(super) unsafe fn halves8(p: *const u8, stride: usize) -> __m128i {
     }
 }
 
-/// See [`Quant::w_six_bits`].
+/// See [`QuantSimd::w_six_bits`].
 ///
 /// # Safety
 /// The processor has AVX2; `p` is valid for 16 bytes.
@@ -163,7 +163,7 @@ pub(super) unsafe fn powers8(x: u64) -> __m256 {
     }
 }
 
-/// See [`Quant::w_ue4m3`]. Shifted to the position of binary16 fields, the number is a binary16
+/// See [`QuantSimd::w_ue4m3`]. Shifted to the position of binary16 fields, the number is a binary16
 /// with another exponent bias.
 ///
 /// # Safety
@@ -189,14 +189,14 @@ pub(super) unsafe fn ue4m3(bytes: [u32; 4]) -> [__m256; 2] {
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
 // pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<D: Dots> Quant for Avx2<D> {
-    type C = [__m256i; 2];
-    type W = [__m256; 2];
-    type A = __m256;
+impl<D: Dots> QuantSimd for Avx2<D> {
+    type CodeVec = [__m256i; 2];
+    type ScaleVec = [__m256; 2];
+    type SumVec = __m256;
     type I = __m256i;
     // The products of the level define the bias.
     const BIAS: i32 = D::BIAS;
-    const RUNS_AS_LANES: bool = true;
+    const SUB_BLOCKS_AS_LANES: bool = true;
     const STREAM_TILE: usize = 4;
 
     #[inline(always)]
@@ -216,7 +216,7 @@ impl<D: Dots> Quant for Avx2<D> {
         }
     }
     #[inline(always)]
-    unsafe fn twice(p: *const u8) -> [__m256i; 2] {
+    unsafe fn broadcast32(p: *const u8) -> [__m256i; 2] {
         unsafe { [_mm256_loadu_si256(p.cast()); 2] }
     }
     #[inline(always)]
@@ -262,7 +262,7 @@ impl<D: Dots> Quant for Avx2<D> {
         }
     }
     #[inline(always)]
-    unsafe fn by_runs([a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
+    unsafe fn by_sub_blocks([a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
         unsafe {
             let mut to = [a; 4];
             for half in 0..2 {
@@ -278,7 +278,7 @@ impl<D: Dots> Quant for Avx2<D> {
         }
     }
     #[inline(always)]
-    unsafe fn nibbles_by_runs(a: [__m256i; 2], b: [__m256i; 2]) -> [[__m256i; 2]; 4] {
+    unsafe fn nibbles_by_sub_blocks(a: [__m256i; 2], b: [__m256i; 2]) -> [[__m256i; 2]; 4] {
         unsafe {
             let mask = _mm256_set1_epi8(15);
             let mut to = [a; 4];
@@ -298,7 +298,7 @@ impl<D: Dots> Quant for Avx2<D> {
         }
     }
     #[inline(always)]
-    unsafe fn crumbs_by_runs(c: [__m256i; 2]) -> [[__m256i; 2]; 4] {
+    unsafe fn unpack_2bit_by_lane(c: [__m256i; 2]) -> [[__m256i; 2]; 4] {
         unsafe {
             let shifts = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
             let mask = _mm256_set1_epi8(3);
@@ -337,7 +337,7 @@ impl<D: Dots> Quant for Avx2<D> {
         }
     }
     #[inline(always)]
-    unsafe fn words(w: [u64; 8]) -> [__m256i; 2] {
+    unsafe fn from_u64s(w: [u64; 8]) -> [__m256i; 2] {
         unsafe {
             let [a, b, c, d, e, f, g, h] = w.map(|w| w as i64);
             [_mm256_setr_epi64x(a, b, c, d), _mm256_setr_epi64x(e, f, g, h)]
@@ -379,14 +379,14 @@ impl<D: Dots> Quant for Avx2<D> {
         unsafe { c.map(|c| _mm256_xor_si256(c, _mm256_set1_epi8(D::BIAS as i8))) }
     }
     #[inline(always)]
-    unsafe fn look(table: &[u8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
+    unsafe fn lookup_unsigned(table: &[u8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             [_mm256_shuffle_epi8(table, c[0]), _mm256_shuffle_epi8(table, c[1])]
         }
     }
     #[inline(always)]
-    unsafe fn lookup(table: &[i8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
+    unsafe fn lookup_signed(table: &[i8; 16], c: [__m256i; 2]) -> [__m256i; 2] {
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
             let table = _mm256_xor_si256(table, _mm256_set1_epi8(D::BIAS as i8));
@@ -510,7 +510,7 @@ impl<D: Dots> Quant for Avx2<D> {
         start: Option<*const i32>,
         (w, x_scales): ([__m256; 2], *const f32),
         _: usize,
-        top: i32,
+        code_limit: i32,
     ) -> __m256 {
         unsafe {
             let mut acc = acc;
@@ -519,7 +519,12 @@ impl<D: Dots> Quant for Avx2<D> {
                     Some(start) => _mm256_loadu_si256(start.cast::<__m256i>().add(half)),
                     None => _mm256_setzero_si256(),
                 };
-                let sums = D::runs(start, c.map(|c| c[half]), x.cast::<__m256i>().add(half), top);
+                let sums = D::sub_blocks(
+                    start,
+                    c.map(|c| c[half]),
+                    x.cast::<__m256i>().add(half),
+                    code_limit,
+                );
                 let sums = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), w[half]);
                 acc = _mm256_fmadd_ps(sums, _mm256_loadu_ps(x_scales.add(8 * half)), acc);
             }
@@ -576,23 +581,23 @@ impl<D: Dots> Quant for Avx2<D> {
         w: [*const u8; V],
         x: *const u8,
         n: usize,
-        top: i32,
+        code_limit: i32,
     ) {
         unsafe {
             for (acc, w) in acc.iter_mut().zip(w) {
-                D::panel::<T>(acc, w, x, n, top);
+                D::panel::<T>(acc, w, x, n, code_limit);
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+    unsafe fn sweep<const SUB: usize, const MIN: bool, const CODE_LIMIT: i32>(
         panel: Panel<'_>,
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
         block: OutBlock,
     ) {
-        unsafe { D::sweep::<SUB, MIN, TOP>(panel, packed, tokens, out, block) }
+        unsafe { D::sweep::<SUB, MIN, CODE_LIMIT>(panel, packed, tokens, out, block) }
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! The instruction multiplies unsigned codes with signed activations and adds four products to 32
 //! bits at once, without an overflow on the way. Signed codes get 128 added, which the sums of
-//! activations take back ([`Quant::BIAS`]).
+//! activations take back ([`QuantSimd::BIAS`]).
 //!
 //! AVX-VNNI is the short (VEX) encoding of an instruction that AVX-512 VNNI has in its own (EVEX).
 //! Tests on machines with the latter run the level `avxvnni-evex`: the same source, compiled for
 //! AVX2 like this level, with the one instruction in the other encoding. These tests do not cover
 //! the decoding of the short encoding, but everything else.
 //!
-//! [`Quant::BIAS`]: crate::generic::Quant::BIAS
+//! [`QuantSimd::BIAS`]: crate::generic::QuantSimd::BIAS
 
 use std::arch::x86_64::*;
 
@@ -108,7 +108,7 @@ impl<const EVEX: bool> Dots for Vnni<EVEX> {
     }
 
     #[inline(always)]
-    unsafe fn runs(acc: __m256i, c: [__m256i; 4], x: *const __m256i, _: i32) -> __m256i {
+    unsafe fn sub_blocks(acc: __m256i, c: [__m256i; 4], x: *const __m256i, _: i32) -> __m256i {
         unsafe {
             let mut acc = acc;
             for (i, c) in c.into_iter().enumerate() {
@@ -136,7 +136,7 @@ impl<const EVEX: bool> Dots for Vnni<EVEX> {
         }
     }
     #[inline(always)]
-    unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+    unsafe fn sweep<const SUB: usize, const MIN: bool, const CODE_LIMIT: i32>(
         panel: Panel<'_>,
         packed: &[u8],
         tokens: usize,

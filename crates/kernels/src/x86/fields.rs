@@ -106,7 +106,7 @@ unsafe fn words(p: *const u8, stride: usize) -> __m256i {
     }
 }
 
-/// See [`Quant::signs_of_words`](crate::generic::Quant::signs_of_words).
+/// See [`QuantSimd::signs_of_words`](crate::generic::QuantSimd::signs_of_words).
 ///
 /// # Safety
 /// As there; the processor has AVX2.
@@ -123,7 +123,7 @@ pub(super) unsafe fn signs_of_words(p: *const u8, stride: usize) -> [u64; 4] {
     }
 }
 
-/// See [`Quant::signs_of_halves`](crate::generic::Quant::signs_of_halves).
+/// See [`QuantSimd::signs_of_halves`](crate::generic::QuantSimd::signs_of_halves).
 ///
 /// # Safety
 /// As there; the processor has AVX2.

@@ -11,7 +11,7 @@ use super::{bf16, fields};
 use crate::generic::formats::fields::HighBits;
 use crate::generic::sweep::{OutBlock, Panel};
 use crate::generic::target_feature_wrappers::{packed_wrappers, sweep_wrapper};
-use crate::generic::{Quant, Simd};
+use crate::generic::{QuantSimd, Simd};
 use crate::{Level, LinearKernel, OutMut};
 
 /// Whether this processor runs the level, given that it runs `avx512`.
@@ -33,14 +33,14 @@ sweep_wrapper!(sweep, Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx
 // SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
 // pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Quant for Avx512 {
-    type C = __m512i;
-    type W = __m512;
-    type A = __m512;
+impl QuantSimd for Avx512 {
+    type CodeVec = __m512i;
+    type ScaleVec = __m512;
+    type SumVec = __m512;
     type I = __m512i;
     // `vpdpbusd` takes unsigned codes.
     const BIAS: i32 = 128;
-    const RUNS_AS_LANES: bool = true;
+    const SUB_BLOCKS_AS_LANES: bool = true;
     const STREAM_TILE: usize = 8;
     const PANEL_VECTORS: usize = 2;
 
@@ -59,7 +59,7 @@ impl Quant for Avx512 {
         unsafe { _mm512_storeu_si512(p.cast(), c) }
     }
     #[inline(always)]
-    unsafe fn twice(p: *const u8) -> __m512i {
+    unsafe fn broadcast32(p: *const u8) -> __m512i {
         unsafe { _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast())) }
     }
     #[inline(always)]
@@ -96,7 +96,7 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn by_runs([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    unsafe fn by_sub_blocks([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
         unsafe {
             let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
             let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
@@ -109,7 +109,7 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn nibbles_by_runs(a: __m512i, b: __m512i) -> [__m512i; 4] {
+    unsafe fn nibbles_by_sub_blocks(a: __m512i, b: __m512i) -> [__m512i; 4] {
         unsafe {
             let mask = _mm512_set1_epi8(15);
             let (first, second) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -125,7 +125,7 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn crumbs_by_runs(c: __m512i) -> [__m512i; 4] {
+    unsafe fn unpack_2bit_by_lane(c: __m512i) -> [__m512i; 4] {
         unsafe {
             let shifts = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 2, 4, 6));
             let mask = _mm512_set1_epi8(3);
@@ -138,7 +138,7 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn short_words(w: [u32; 16]) -> __m512i {
+    unsafe fn from_u32s(w: [u32; 16]) -> __m512i {
         unsafe {
             let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = w.map(|w| w as i32);
             _mm512_setr_epi32(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
@@ -169,7 +169,7 @@ impl Quant for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn words(w: [u64; 8]) -> __m512i {
+    unsafe fn from_u64s(w: [u64; 8]) -> __m512i {
         unsafe {
             let [a, b, c, d, e, f, g, h] = w.map(|w| w as i64);
             _mm512_setr_epi64(a, b, c, d, e, f, g, h)
@@ -203,13 +203,13 @@ impl Quant for Avx512 {
         unsafe { _mm512_xor_si512(c, _mm512_set1_epi8(-128)) }
     }
     #[inline(always)]
-    unsafe fn look(table: &[u8; 16], c: __m512i) -> __m512i {
+    unsafe fn lookup_unsigned(table: &[u8; 16], c: __m512i) -> __m512i {
         unsafe {
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), c)
         }
     }
     #[inline(always)]
-    unsafe fn lookup(table: &[i8; 16], c: __m512i) -> __m512i {
+    unsafe fn lookup_signed(table: &[i8; 16], c: __m512i) -> __m512i {
         unsafe {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             _mm512_shuffle_epi8(_mm512_xor_si512(table, _mm512_set1_epi8(-128)), c)
@@ -389,7 +389,7 @@ impl Quant for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
+    unsafe fn sweep<const SUB: usize, const MIN: bool, const CODE_LIMIT: i32>(
         panel: Panel<'_>,
         packed: &[u8],
         tokens: usize,

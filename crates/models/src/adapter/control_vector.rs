@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use puna_gguf::View;
-use puna_graph::{Direction, Weight, WeightId};
+use puna_graph::{ControlVector, Weight, WeightId};
 use puna_quant::TensorType;
 
 use super::check_values;
@@ -24,15 +24,15 @@ pub(super) fn is_control_vector(adapter: &View) -> bool {
     adapter.metadata().architecture().is_ok_and(|architecture| architecture == CONTROL_VECTOR)
 }
 
-/// Directions of a control vector for a model with this number of `layers` and `features`, by
+/// Vectors of a control-vector file for a model with this number of `layers` and `features`, by
 /// layer. `adapter` is the index of the adapter.
-pub(super) fn directions(
+pub(super) fn control_vectors(
     view: &View,
     adapter: usize,
     (layers, features): (usize, usize),
     tensors: &mut Vec<Weight>,
-) -> Result<Vec<(usize, Direction)>, AdapterError> {
-    let mut directions = Vec::new();
+) -> Result<Vec<(usize, ControlVector)>, AdapterError> {
+    let mut control_vectors = Vec::new();
     for tensor in view.tensors() {
         let layer =
             tensor.name.strip_prefix("direction.").and_then(|number| number.parse::<usize>().ok());
@@ -51,12 +51,12 @@ pub(super) fn directions(
         }
         check_values(&tensor)?;
         let vector = WeightId(tensors.len() as u32);
-        directions.push((layer, Direction { vector, adapter }));
+        control_vectors.push((layer, ControlVector { vector, adapter }));
         let (name, data) = (tensor.name.to_owned(), Arc::new(MappedBytes(tensor.shared())));
         tensors.push(Weight { name, ty: tensor.ty, shape: vec![features], data });
     }
-    if directions.is_empty() {
+    if control_vectors.is_empty() {
         return Err(AdapterError::Empty);
     }
-    Ok(directions)
+    Ok(control_vectors)
 }

@@ -27,14 +27,14 @@ const ROW_TABLES: [&str; 2] = ["position_embd.weight", "token_types.weight"];
 
 /// Low-rank updates of an adapter: tensor name, weight and update. `adapter` is the index of the
 /// adapter.
-pub(super) fn changes<'a>(
+pub(super) fn low_rank_updates<'a>(
     view: &'a View,
     adapter: usize,
     model: &View,
     weights: &mut Weights<'_>,
 ) -> Result<Vec<(&'a str, WeightId, LowRank)>, AdapterError> {
     let alpha = checked_alpha(view, model)?;
-    let (pairs, mut changes) = (pairs(view)?, Vec::new());
+    let (pairs, mut updates) = (pairs(view)?, Vec::new());
     if pairs.is_empty() {
         return Err(AdapterError::NoPair);
     }
@@ -45,21 +45,20 @@ pub(super) fn changes<'a>(
         let rank = pair.check(&shape.collect::<Vec<_>>())?;
         let scale = if alpha == 0.0 { 1.0 } else { alpha / rank as f32 };
         let tensors = &mut weights.tensors;
-        let mut change =
-            |at, low_rank| changes.push((of, at, LowRank { scale, adapter, ..low_rank }));
+        let mut add = |at, low_rank| updates.push((of, at, LowRank { scale, adapter, ..low_rank }));
         let slices: Vec<&WeightSlice> =
             weights.slices.iter().filter(|slice| slice.of == of).collect();
         match tensors.iter().position(|t| *t.name == *of) {
             _ if !slices.is_empty() => {
                 for slice in slices {
-                    change(slice.weight, pair.add_slice_to(tensors, rank, slice)?);
+                    add(slice.weight, pair.add_slice_to(tensors, rank, slice)?);
                 }
             }
-            Some(at) => change(WeightId(at as u32), pair.add_to(tensors, rank)?),
+            Some(at) => add(WeightId(at as u32), pair.add_to(tensors, rank)?),
             None => return Err(AdapterError::Unused { tensor: of.to_owned() }),
         }
     }
-    Ok(changes)
+    Ok(updates)
 }
 
 /// Checks that the file is an adapter for this model. Returns alpha, the scale before the division

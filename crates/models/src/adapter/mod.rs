@@ -1,5 +1,5 @@
 //! Adapters: files that modify a model without changing its weights. LoRA adapters add low-rank
-//! updates to matrix products, control vectors add directions to the residual stream. Each sequence
+//! updates to matrix products, control vectors add vectors to the residual stream. Each sequence
 //! has a scale for each adapter, 1 by default.
 
 mod control_vector;
@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use puna_gguf::{Gguf, TensorView, View};
-use puna_graph::{Changes, Graph, Op, WeightId};
+use puna_graph::{AdapterUpdates, Graph, Op, WeightId};
 
 pub use error::AdapterError;
 
@@ -56,7 +56,7 @@ impl Eq for Adapter {}
 /// Updates of all adapters of a model.
 #[derive(Debug, Default)]
 pub(crate) struct AttachedAdapters {
-    pub changes: Arc<Changes>,
+    pub updates: Arc<AdapterUpdates>,
     weights_to_use: Vec<AdapterWeight>,
 }
 
@@ -86,7 +86,7 @@ impl AttachedAdapters {
         size: (usize, usize),
         weights: &mut Weights<'_>,
     ) -> Result<Self, ModelError> {
-        let (mut changes, mut weights_to_use) = (Changes::default(), Vec::new());
+        let (mut updates, mut weights_to_use) = (AdapterUpdates::default(), Vec::new());
         for (number, adapter) in adapters.iter().enumerate() {
             let of_adapter = |error: AdapterError| error.of(&adapter.name);
             let view = View::untranslated(Arc::clone(&adapter.gguf));
@@ -96,25 +96,25 @@ impl AttachedAdapters {
                 weight,
             };
             if control_vector::is_control_vector(&view) {
-                let directions =
-                    control_vector::directions(&view, number, size, &mut weights.tensors);
-                for (layer, direction) in directions.map_err(of_adapter)? {
+                let control_vectors =
+                    control_vector::control_vectors(&view, number, size, &mut weights.tensors);
+                for (layer, control_vector) in control_vectors.map_err(of_adapter)? {
                     weights_to_use.push(part(
-                        &weights.tensors[direction.vector.index()].name,
-                        direction.vector,
+                        &weights.tensors[control_vector.vector.index()].name,
+                        control_vector.vector,
                     ));
-                    changes.directions.entry(layer).or_default().push(direction);
+                    updates.control_vectors.entry(layer).or_default().push(control_vector);
                 }
                 continue;
             }
-            for (of, at, change) in
-                lora::changes(&view, number, model, weights).map_err(of_adapter)?
+            for (of, at, update) in
+                lora::low_rank_updates(&view, number, model, weights).map_err(of_adapter)?
             {
-                weights_to_use.push(part(of, change.up));
-                changes.products.entry(at).or_default().push(change);
+                weights_to_use.push(part(of, update.up));
+                updates.products.entry(at).or_default().push(update);
             }
         }
-        Ok(Self { changes: Arc::new(changes), weights_to_use })
+        Ok(Self { updates: Arc::new(updates), weights_to_use })
     }
 
     /// Checks that `graphs`, recorded with the updates, use every update.
@@ -125,10 +125,13 @@ impl AttachedAdapters {
                 Op::Linear { w, .. } | Op::LinearOfHeads { w, .. } | Op::Embed { table: w, .. } => {
                     used.insert(*w);
                 }
-                Op::Steer { direction, .. } => drop(used.insert(direction.vector)),
+                Op::AddControlVector { control_vector, .. } => {
+                    used.insert(control_vector.vector);
+                }
                 Op::Moe { spec, .. } => {
-                    let all = [&spec.changes.gate, &spec.changes.up, &spec.changes.down];
-                    used.extend(all.into_iter().flatten().map(|change| change.up));
+                    let all =
+                        [&spec.lora_updates.gate, &spec.lora_updates.up, &spec.lora_updates.down];
+                    used.extend(all.into_iter().flatten().map(|update| update.up));
                 }
                 _ => {}
             }

@@ -111,7 +111,7 @@ pub(super) fn load_nomic_moe(
 ) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    let shape = ExpertShape { glu: Glu::GeluAlone, ..ExpertShape::read(keys, hp.ff(0))? };
+    let shape = ExpertShape { glu: Glu::UngatedGelu, ..ExpertShape::read(keys, hp.ff(0))? };
     let ffn = FfnKind::Mixture(shape, keys.count("moe_every_n_layers")?);
     load_with(keys, w, &hp, PositionKind::Rotary(rope), ffn)
 }

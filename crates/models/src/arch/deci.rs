@@ -136,7 +136,7 @@ impl Architecture for Deci {
                 let f = ffn.forward(g, h);
                 x = g.add("l_out", x, f);
             }
-            x = g.steer(i, x);
+            x = g.add_control_vectors(i, x);
         }
         g.set_layer(None);
         g.rms_norm("result_norm", &self.norm, x)

@@ -49,8 +49,8 @@ fn experts(keys: &Keys<'_>, hp: &Hparams) -> Result<(ExpertShape, usize), ModelE
 }
 
 /// Factor of queries that grows with the position in steps.
-fn temperature(keys: &Keys<'_>) -> Result<Option<Temperature>, ModelError> {
+fn temperature(keys: &Keys<'_>) -> Result<Option<AttnTemperatureSpec>, ModelError> {
     let Some(scale) = keys.factor("attention.temperature_scale")? else { return Ok(None) };
     let floor = keys.count("attention.temperature_length")? as u32;
-    Ok(Some(Temperature { scale, floor, offset: 0 }))
+    Ok(Some(AttnTemperatureSpec { scale, floor, offset: 0 }))
 }

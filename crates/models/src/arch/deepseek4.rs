@@ -173,7 +173,7 @@ impl Attention {
     ) -> Result<Self, ModelError> {
         let (n_embd, heads, dim) = (b.hp.n_embd, b.hp.heads[b.i], b.hp.key_dim);
         let rope = config.rope(block > 0);
-        let back = b.w.rope(Rope { is_back: true, ..rope.clone() });
+        let back = b.w.rope(Rope { is_inverse: true, ..rope.clone() });
         let (groups, rank) = config.groups;
         let width = heads * dim / groups;
         let wide = b.w.per_head_or_stacked(
@@ -219,7 +219,7 @@ impl BlockPooling {
         let (n_embd, overlaps) = (b.hp.n_embd, block == SHORT_BLOCK);
         let cols = if overlaps { 2 * dim } else { dim };
         let bias = format!("{name}_ape.weight");
-        let rope = Rope { behind: block as u32 - 1, ..config.rope(true) };
+        let rope = Rope { position_offset: block as u32 - 1, ..config.rope(true) };
         Ok(Self {
             x: b.linear(&format!("{name}_kv"), n_embd, cols)?,
             gate: b.linear(&format!("{name}_gate"), n_embd, cols)?,
@@ -299,9 +299,9 @@ impl Mixer for Attention {
             layer: layer + 1,
             mask: Mask::Pooled(pooling.spec.block as u32),
             rows: pooling.pool(g, h),
-            chosen: indexer
+            selected: indexer
                 .as_ref()
-                .map(|indexer| (indexer.select(g, layer + 2, low_rank, h), indexer.spec.chosen)),
+                .map(|indexer| (indexer.select(g, layer + 2, low_rank, h), indexer.spec.selected)),
         });
         let a = match pooled {
             None => g.attention("attn_raw", layer, [q, k, k], self.spec),

@@ -299,7 +299,7 @@ impl Drafter for Dflash {
         let fused = g.rms_norm("inp_g_embeddings", &self.fused_norm, fused);
         for (i, layer) in self.layers.iter().enumerate() {
             let kept = layer.keys_and_values(g, fused);
-            g.keep("injected", target.first_cache_layer + i, kept, layer.attention);
+            g.store_kv("injected", target.first_cache_layer + i, kept, layer.attention);
         }
     }
 

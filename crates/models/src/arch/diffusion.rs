@@ -82,7 +82,7 @@ fn experts(keys: &Keys<'_>) -> Result<ExpertShape, ModelError> {
     let shape = ExpertShape::read(keys, 0)?;
     let hidden = match keys.opt_count("expert_feed_forward_length")?.filter(|&hidden| hidden > 0) {
         Some(hidden) => hidden,
-        None => keys.count("feed_forward_length")? / shape.used,
+        None => keys.count("feed_forward_length")? / shape.top_k,
     };
     Ok(ExpertShape { hidden, ..shape })
 }

@@ -88,7 +88,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
             w.linear("blk.0.attn_v", 2 * n, v)?,
         ],
         rope: w.factored_rope(&rope, RopeKind::Norm)?,
-        attention: AttentionSpec { mask: Mask::Decoded, ..hp.attention(0) },
+        attention: AttentionSpec { mask: Mask::DecoderCausal, ..hp.attention(0) },
         wo: w.linear("blk.0.attn_output", hp.heads[0] * hp.value_dim, n)?,
         ffn_norm: w.norm("blk.0.ffn_norm", n, eps)?,
         ffn: Mlp::load(w, "blk.0", n, hp.ff(0), Glu::Silu)?,
@@ -148,7 +148,7 @@ impl Drafter for Eagle3 {
     fn prefill(&self, g: &mut Graph, target: &TargetParts) -> Option<ValueId> {
         let DraftInput { both, .. } = self.draft_input(g, target);
         let kept = self.keys_and_values(g, both);
-        Some(g.keep("kept", target.first_cache_layer, kept, self.attention))
+        Some(g.store_kv("kept", target.first_cache_layer, kept, self.attention))
     }
 
     fn draft(&self, g: &mut Graph, target: &TargetParts) -> ValueId {

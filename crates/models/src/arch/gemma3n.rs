@@ -283,7 +283,7 @@ impl Layer {
         let mut gate = g.linear("ffn_gate", &self.gate, h);
         let up = g.linear("ffn_up", &self.up, h);
         if let Some(deviations) = self.sparsity {
-            gate = g.sparsify("ffn_gate_sparse", gate, deviations);
+            gate = g.gaussian_top_k("ffn_gate_sparse", gate, deviations);
         }
         let hidden = g.glu("ffn_glu", Glu::Gelu, gate, up);
         let f = g.linear("ffn_out", &self.down, hidden);
@@ -334,13 +334,15 @@ impl Architecture for Gemma3n {
             None => x,
             Some(other) => {
                 let made = g.linear("altup_added", &self.out[other], x);
-                g.resize("inp_stacked", made, x)
+                g.match_norm("inp_stacked", made, x)
             }
         });
         for (i, layer) in self.layers.iter().enumerate() {
             g.set_layer(Some(i));
             let per_layer = self.tokens.of_layer(g, per_layer, i);
-            streams = layer.forward(g, i, streams, per_layer).map(|stream| g.steer(i, stream));
+            streams = layer
+                .forward(g, i, streams, per_layer)
+                .map(|stream| g.add_control_vectors(i, stream));
         }
         g.set_layer(None);
         if outputs_only {
@@ -349,7 +351,7 @@ impl Architecture for Gemma3n {
         let [first, others @ ..] = streams;
         let sum = others.into_iter().zip(&self.back).fold(first, |sum, (stream, back)| {
             let made = g.linear("altup_unembd", back, stream);
-            let made = g.resize("altup_unembd_resized", made, first);
+            let made = g.match_norm("altup_unembd_resized", made, first);
             g.add("unembd_sum", sum, made)
         });
         let merged = g.scale("unembd_merged", sum, 1.0 / STREAMS as f32);

@@ -264,9 +264,9 @@ impl Layer {
             let h = g.rms_norm("ffn_norm_2", &m.norm, x);
             let by = g.rms_norm("ffn_moe_router_normed", &m.router_norm, x);
             let by = g.scale("ffn_moe_router_scaled", by, 1.0 / (n_embd as f32).sqrt());
-            let chosen = m.experts.forward_routed(g, h, by);
-            let chosen = g.rms_norm("ffn_moe", &m.post_norm, chosen);
-            f = g.add("ffn_moe_combined", f, chosen);
+            let routed = m.experts.forward_routed(g, h, by);
+            let routed = g.rms_norm("ffn_moe", &m.post_norm, routed);
+            f = g.add("ffn_moe_combined", f, routed);
         }
         g.rms_norm("ffn_post_norm", &self.post_ffn_norm, f)
     }
@@ -322,7 +322,7 @@ impl Architecture for Gemma4 {
             if l.scale != 1.0 {
                 x = g.scale("l_out", x, l.scale);
             }
-            x = g.steer(i, x);
+            x = g.add_control_vectors(i, x);
         }
         g.set_layer(None);
         g.rms_norm("result_norm", &self.norm, x)

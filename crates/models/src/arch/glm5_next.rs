@@ -160,7 +160,7 @@ struct BlockAttention {
     latent: Latent,
     indexer: Option<Indexer>,
     spec: AttentionSpec,
-    chosen: SelectedPositions,
+    selected: SelectedPositions,
     /// `W_UV` of each head.
     values: HeadLinear,
     wo: Linear,
@@ -184,7 +184,7 @@ impl BlockAttention {
                 None
             },
             spec: AttentionSpec { sees_tail: true, ..sizes.attention(heads) },
-            chosen: SelectedPositions { lists: 1, count: indexers.sizes.top_k / block, block },
+            selected: SelectedPositions { lists: 1, count: indexers.sizes.top_k / block, block },
             values,
             wo: b.linear("attn_output", heads * values.out, n_embd)?,
         })
@@ -205,13 +205,13 @@ impl Mixer for BlockAttention {
         if let Some(indexer) = &self.indexer {
             context.selected = Some(indexer.select(g, context.cache_layer + 1, low_rank, h));
         }
-        let chosen = context.selected.expect("the first layer that attends has an indexer");
+        let selected = context.selected.expect("the first layer that attends has an indexer");
         let qkv = self.latent.project_from(g, h, low_rank);
         let a = g.sparse_attention(
             "kqv_out",
             context.cache_layer,
             qkv,
-            (chosen, self.chosen),
+            (selected, self.selected),
             self.spec,
         );
         g.linear_of_heads("kqv_values", &self.values, a)

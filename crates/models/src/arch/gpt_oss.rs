@@ -26,7 +26,7 @@ pub(super) fn load(
         [rope_keys, local_keys].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
     let windows = Windows::read(keys, keys.sliding(hp.n_layer, 2)?)?;
     let shape = ExpertShape {
-        gating: Gating::SoftmaxOfChosen,
+        gating: Gating::SoftmaxOfSelected,
         glu: Glu::Clamped { alpha: 1.702, limit: 7.0 },
         ..ExpertShape::read(keys, keys.count("expert_feed_forward_length")?)?
     };

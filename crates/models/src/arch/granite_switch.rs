@@ -142,7 +142,7 @@ impl AdapterRouter {
         let v = g.linear("router_value", &self.columns[1], signals);
         let read = g.attention("router_out", self.layer, [q, k, v], self.attention);
         let dim = self.attention.value_dim;
-        let number = g.pick("adapter_number", read, 0, 1, dim);
+        let number = g.strided_columns("adapter_number", read, 0, 1, dim);
         g.linear("adapter_ids", &self.closeness, number)
     }
 }
@@ -162,19 +162,19 @@ impl SwitchedLora {
         let up = b.tensor(&format!("{part}.lora_b"), &[rank, out, count])?;
         Ok(Self(MoeSpec {
             experts: count,
-            used: 1,
-            gating: Gating::SoftmaxOfChosen,
+            top_k: 1,
+            gating: Gating::SoftmaxOfSelected,
             normalise: false,
             scale: 1.0,
             factors: None,
             selection_bias: None,
-            by_token: None,
+            experts_by_token: None,
             groups: None,
             weighs_input: false,
-            glu: Glu::Alone,
+            glu: Glu::Identity,
             hidden: rank,
             out,
-            sharing: 1,
+            experts_per_matrix: 1,
             gate: down,
             up: down,
             is_joined: false,
@@ -182,14 +182,14 @@ impl SwitchedLora {
             gate_bias: None,
             up_bias: None,
             down_bias: None,
-            changes: ExpertChanges::default(),
+            lora_updates: ExpertLoraUpdates::default(),
         }))
     }
 
     /// Adds the update for `x` to `to`.
     fn add(&self, g: &mut Graph, to: ValueId, x: ValueId, adapter: ValueId) -> ValueId {
-        let change = g.moe("adapter", self.0.clone(), x, adapter);
-        g.add("adapted", to, change)
+        let adapted = g.moe("adapter", self.0.clone(), x, adapter);
+        g.add("adapted", to, adapted)
     }
 }
 
@@ -310,7 +310,7 @@ pub(super) fn load(
         Layer::load(b, &adapters, has_rope.then_some(rope), scale)
     })?;
     let outer = Decoder {
-        index: Index::Instead(w.list("adapter_substitutes", &adapters.vectors)),
+        index: Index::Remapped(w.list("adapter_substitutes", &adapters.vectors)),
         embd_scale: keys.factor("embedding_scale")?.unwrap_or(1.0),
         residual_scale: keys.factor("residual_scale")?.unwrap_or(1.0),
         logit_scale: 1.0 / keys.factor("logit_scale")?.unwrap_or(1.0),
@@ -342,7 +342,7 @@ impl Architecture for GraniteSwitch {
             let h = layer.ffn_norm.apply(g, "ffn_norm", x);
             let f = layer.transform(g, h, adapter);
             x = self.outer.add_scaled(g, "l_out", x, f);
-            x = g.steer(i, x);
+            x = g.add_control_vectors(i, x);
         }
         g.set_layer(None);
         self.outer.output_hidden(g, x)

@@ -111,7 +111,7 @@ impl BlockResidual {
         streams.push(stream.x);
         match &streams[..] {
             [only] => *only,
-            _ => g.recall("res_mix", (score_vectors, self.eps), &streams),
+            _ => g.depth_attention("res_mix", (score_vectors, self.eps), &streams),
         }
     }
 

@@ -149,7 +149,7 @@ impl Architecture for Llama {
             x = g.add("l_out", x, f);
 
             // Control vectors.
-            x = g.steer(i, x);
+            x = g.add_control_vectors(i, x);
         }
         g.set_layer(None);
         g.rms_norm("result_norm", &self.output_norm, x)

@@ -18,7 +18,7 @@ const CHUNK: u32 = 8192;
 /// Number of experts of Maverick, which has no norms of query and key.
 const EXPERTS_MAVERICK: usize = 128;
 /// Query factor of the layers without chunks.
-const TEMPERATURE: Temperature = Temperature { scale: 0.1, floor: 8192, offset: 1 };
+const TEMPERATURE: AttnTemperatureSpec = AttnTemperatureSpec { scale: 0.1, floor: 8192, offset: 1 };
 
 pub(super) fn load(
     keys: &Keys<'_>,

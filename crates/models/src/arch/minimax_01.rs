@@ -77,8 +77,8 @@ impl Mixer for Lightning {
         let spec = self.retention;
         let all = g.linear("la_qkv", &self.qkv, h);
         let all = g.activate("la_qkv_silu", Activation::Silu, all);
-        let [q, k, v] =
-            [0, 1, 2].map(|i| g.pick("la_part", all, i * spec.dim, spec.dim, 3 * spec.dim));
+        let [q, k, v] = [0, 1, 2]
+            .map(|i| g.strided_columns("la_part", all, i * spec.dim, spec.dim, 3 * spec.dim));
         let gate = g.linear("la_gate", &self.gate, h);
         let y = g.recur("la_out", Recurrence::Retention { q, k, v, spec });
         let y = self.norm.apply(g, "la_normed", y);

@@ -21,11 +21,9 @@ pub(super) fn load(
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let rope = w.factored_rope(&rope_keys, RopeKind::Norm)?;
     let floor = rope_keys.original as u32;
-    let temperature = keys.factor("attention.temperature_scale")?.map(|scale| Temperature {
-        scale,
-        floor,
-        offset: 0,
-    });
+    let temperature = keys
+        .factor("attention.temperature_scale")?
+        .map(|scale| AttnTemperatureSpec { scale, floor, offset: 0 });
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if experts > 0 {

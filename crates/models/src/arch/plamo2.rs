@@ -122,7 +122,8 @@ impl Mixer for Mamba {
     fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         let (state, dim) = (self.keys.state, self.scan.head_dim);
         let all = g.linear("mamba_in_proj", &self.input, h);
-        let [z, x] = [0, dim].map(|start| g.pick("mamba_split", all, start, dim, 2 * dim));
+        let [z, x] =
+            [0, dim].map(|start| g.strided_columns("mamba_split", all, start, dim, 2 * dim));
         let x = g.recur("mamba_conv1d_silu", Recurrence::Conv { x, spec: self.conv });
         let all = g.linear("mamba_bcdt_proj", &self.x, x);
         let (b, c) = (g.slice(all, 0, state), g.slice(all, state, state));

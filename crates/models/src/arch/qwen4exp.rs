@@ -106,7 +106,7 @@ struct BlockAttention {
     key_norm: AnyNorm,
     ropes: [RopeId; 2],
     spec: TopKPositionsSpec,
-    chosen: SelectedPositions,
+    selected: SelectedPositions,
 }
 
 impl BlockAttention {
@@ -118,7 +118,8 @@ impl BlockAttention {
     ) -> Result<Self, ModelError> {
         let IndexerSizes { heads, dim, top_k, .. } = indexers.sizes;
         let n_embd = b.hp.n_embd;
-        let first = Rope { behind: block as u32 - 1, ..indexers.rope.table(RopeKind::Neox, None) };
+        let first =
+            Rope { position_offset: block as u32 - 1, ..indexers.rope.table(RopeKind::Neox, None) };
         let spec = indexers.sizes.among_blocks(block, top_k / block);
         attention.spec.sees_tail = true;
         Ok(Self {
@@ -130,7 +131,7 @@ impl BlockAttention {
             key_norm: b.norm_of("indexer.k_norm", &[dim])?,
             ropes: [rope, b.w.rope(first)],
             spec,
-            chosen: SelectedPositions { block, ..spec.chosen },
+            selected: SelectedPositions { block, ..spec.selected },
         })
     }
 
@@ -153,8 +154,8 @@ impl Mixer for BlockAttention {
     }
 
     fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
-        let chosen = self.select(g, context.cache_layer + 1, h);
-        self.attention.attend(g, context.cache_layer, h, Some((chosen, self.chosen)))
+        let selected = self.select(g, context.cache_layer + 1, h);
+        self.attention.attend(g, context.cache_layer, h, Some((selected, self.selected)))
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {

@@ -108,7 +108,7 @@ impl TimeMix {
             ["w", "k", "v", "r", "g"].map(each).into_iter().collect::<Result<_, _>>()?
         };
         let w2 = b.w.split_stack(&format!("{}.{}", b.name, name("w2")), &[rank, n, 5])?;
-        let (first, norm) = if is_linear {
+        let (bonus, norm) = if is_linear {
             (None, None)
         } else {
             let (w, bias) =
@@ -139,7 +139,7 @@ impl TimeMix {
                 heads: n / dim,
                 kv_heads,
                 dim,
-                first,
+                bonus,
             },
             norm,
             out: b.linear("time_mix_output", n, n)?,
@@ -157,7 +157,7 @@ impl Mixer for TimeMix {
         let all = g.activate("time_mix_tanh", Activation::Tanh, all);
         let rank = self.w1.out / 5;
         let [w, k, v, r, gate] = [0, 1, 2, 3, 4].map(|i| {
-            let part = g.pick("time_mix_part", all, i * rank, rank, 5 * rank);
+            let part = g.strided_columns("time_mix_part", all, i * rank, rank, 5 * rank);
             let part = g.linear("time_mix_w2", &self.w2[i], part);
             let by = vector(g, self.lerps[i], n);
             let by = g.add("time_mix_lerp", by, part);
@@ -224,7 +224,8 @@ impl Mixer for ChannelMix {
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
         let n = self.value.out;
-        let [k, r] = [0, n].map(|start| g.pick("channel_mix_part", mixed, start, n, 2 * n));
+        let [k, r] =
+            [0, n].map(|start| g.strided_columns("channel_mix_part", mixed, start, n, 2 * n));
         let k = g.linear("channel_key", &self.key, k);
         let k = g.activate("channel_relu", Activation::ReluSquared, k);
         let v = g.linear("channel_value", &self.value, k);

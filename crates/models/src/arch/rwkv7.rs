@@ -129,7 +129,7 @@ impl TimeMix {
                 state: b.state(&name("r_k"), n, dim)?,
                 heads: n / dim,
                 dim,
-                itself: b.tensor(&name("r_k"), &[n])?,
+                bonus: b.tensor(&name("r_k"), &[n])?,
             },
             norm,
             out: b.linear("time_mix_output", n, n)?,
@@ -181,9 +181,9 @@ impl Mixer for TimeMix {
         let k = g.add("key_learnt", k, bent);
         let y =
             g.recur("wkv_out", Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec: self.wkv });
-        let (read, itself) = (g.slice(y, 0, n), g.slice(y, n, n));
+        let (read, bonus) = (g.slice(y, 0, n), g.slice(y, n, n));
         let read = self.norm.as_ref().map_or(read, |norm| g.layer_norm("wkv_norm", norm, read));
-        let y = g.add("wkv_with_itself", read, itself);
+        let y = g.add("wkv_with_itself", read, bonus);
         let Some(gate) = &self.gate else { return y };
         let x = mixed(g, 5);
         let gate = gate.apply(g, "gate", x);

@@ -67,9 +67,9 @@ pub(super) fn load(
     let logit_scale = if is_tied { 1.0 / (hp.n_embd as f32).sqrt() } else { 1.0 };
     let (mut halves, mut prompt_kv) = (Vec::new(), Vec::new());
     for i in 0..layers {
-        let shifts = t5encoder::shifts(keys, w, ("dec", i, hp.heads[0]), false)?;
+        let position_bias = t5encoder::position_bias(keys, w, ("dec", i, hp.heads[0]), false)?;
         let block = DecoderBlock { w: &mut *w, hp: &hp, norm, name: format!("dec.blk.{i}") };
-        let (both, kv) = block.load(shifts)?;
+        let (both, kv) = block.load(position_bias)?;
         halves.extend(both);
         prompt_kv.push(kv);
     }
@@ -112,7 +112,10 @@ struct DecoderBlock<'a, 'w> {
 
 impl DecoderBlock<'_, '_> {
     /// The two attentions of the layer, and the projections of the prompt for the second.
-    fn load(self, shifts: Shifts) -> Result<([HybridLayer; 2], PromptKv), ModelError> {
+    fn load(
+        self,
+        position_bias: RelativePositionBias,
+    ) -> Result<([HybridLayer; 2], PromptKv), ModelError> {
         let Self { w, hp, norm, name } = self;
         let (n, [q, k, v], plain) = (hp.n_embd, hp.qkv_widths(0), hp.attention(0));
         let values = plain.heads * plain.value_dim;
@@ -121,7 +124,7 @@ impl DecoderBlock<'_, '_> {
         let wo = linear("attn_o", values, n)?;
         // Both share a cache layer and so have the same dimensions.
         let both = AttentionSpec { scale: 1.0, ..plain };
-        let of_prompt = AttentionSpec { mask: Mask::Encoded, ..both };
+        let of_prompt = AttentionSpec { mask: Mask::CrossAttention, ..both };
         let cross = CrossAttention {
             q: linear("cross_attn_q", n, q)?,
             wo: linear("cross_attn_o", values, n)?,
@@ -137,7 +140,11 @@ impl DecoderBlock<'_, '_> {
             gated: false,
             norms: None,
             rope: None,
-            spec: AttentionSpec { mask: Mask::Decoded, shifts: Some(shifts), ..both },
+            spec: AttentionSpec {
+                mask: Mask::DecoderCausal,
+                position_bias: Some(position_bias),
+                ..both
+            },
             wo,
         };
         let mut normed = |part: &str| norm.load(w, &format!("{name}.{part}"), &[n]);
@@ -163,7 +170,7 @@ impl Architecture for T5 {
             g.set_layer(Some(i));
             let k = g.linear("Kcur_cross", &kv.k, x);
             let v = g.linear("Vcur_cross", &kv.v, x);
-            g.keep("cross_kept", i, [k, v], kv.spec);
+            g.store_kv("cross_kept", i, [k, v], kv.spec);
         }
         g.set_layer(None);
         Some(x)

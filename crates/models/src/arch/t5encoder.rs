@@ -34,21 +34,21 @@ pub(super) fn encoder(
 }
 
 /// Relative position biases of layer `i`; the default is the first layer's biases.
-pub(super) fn shifts(
+pub(super) fn position_bias(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     (side, i, heads): (&str, usize, usize),
     both_sides: bool,
-) -> Result<Shifts, ModelError> {
+) -> Result<RelativePositionBias, ModelError> {
     let buckets = keys.count("attention.relative_buckets_count")?;
-    if !Shifts::BUCKETS.contains(&buckets) {
+    if !RelativePositionBias::BUCKETS.contains(&buckets) {
         let (key, value) = (keys.name("attention.relative_buckets_count"), buckets.to_string());
         return Err(ModelError::KeyValue { key, value, reason: "must be between 4 and 256" });
     }
     let name = |i: usize| format!("{side}.blk.{i}.attn_rel_b.weight");
     let own = w.opt(&name(i), &[heads, buckets])?;
     let table = own.map_or_else(|| w.tensor(&name(0), &[heads, buckets]), Ok)?;
-    Ok(Shifts { table, buckets, both_sides })
+    Ok(RelativePositionBias { table, buckets, both_sides })
 }
 
 /// GELU-gated network, or ReLU without a gate.
@@ -73,11 +73,15 @@ fn layer(
     i: usize,
 ) -> Result<Layer, ModelError> {
     let (b, n) = (format!("enc.blk.{i}"), hp.n_embd);
-    let shifts = shifts(keys, w, ("enc", i, hp.heads[i]), true)?;
+    let position_bias = position_bias(keys, w, ("enc", i, hp.heads[i]), true)?;
     let ffn = feed_forward(w, &b, n, hp.ff(i))?;
     let qkv = Qkv::load(w, &b, n, hp.qkv_widths(i))?;
-    let attention =
-        AttentionSpec { scale: 1.0, mask: Mask::Full, shifts: Some(shifts), ..hp.attention(i) };
+    let attention = AttentionSpec {
+        scale: 1.0,
+        mask: Mask::Full,
+        position_bias: Some(position_bias),
+        ..hp.attention(i)
+    };
     let wo = w.linear(&format!("{b}.attn_o"), hp.heads[i] * hp.value_dim, n)?;
     Ok(Layer {
         attn_norm: Some(norm.load(w, &format!("{b}.attn_norm"), &[n])?),

@@ -10,7 +10,7 @@ use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, Metadata, Value as Key, View, Writer};
 use puna_graph::{
     AdapterScales, Backend, CacheLayer, CacheSpec, Capacity, KvType, Mask, Plan, ProgramId,
-    RecentPages, Segment, StateSpec, StepInput,
+    Segment, SegmentWindowPages, StateSpec, StepInput,
 };
 use puna_models::{Adapter, LoadOptions, Model, StepKind, known_architectures};
 use puna_quant::TensorType;
@@ -239,11 +239,11 @@ pub struct Runner {
     /// Window masks of the model, and the number of pages that each sequence has for each. If these
     /// are fewer than the other pages, they are reused in turn.
     windows: Vec<Mask>,
-    recent: usize,
+    window_pages: usize,
     /// Program of the encoder, if the model has one.
     encoder: Option<ProgramId>,
     /// Number of tokens that the encoder has read for each sequence.
-    encoded: [usize; SLOTS],
+    encoder_tokens: [usize; SLOTS],
     /// Adapter scales of each sequence; missing ones are 1.
     pub adapter_scales: Vec<AdapterScales>,
 }
@@ -269,10 +269,16 @@ impl Runner {
         let reach = windows.iter().filter_map(|mask| mask.reach()).max().unwrap_or(0);
         let room = entry.tokens.len().next_multiple_of(PAGE).max(ROOM);
         let all = room / page;
-        let recent = (reach.saturating_add(rows).div_ceil(page) + 1).min(all);
-        let (pages, recent_pages) = (4 * all, 4 * recent);
-        let spec =
-            CacheSpec { layers, key_type, value_type, page_tokens: page, pages, recent_pages };
+        let window_pages = (reach.saturating_add(rows).div_ceil(page) + 1).min(all);
+        let (pages, all_window_pages) = (4 * all, 4 * window_pages);
+        let spec = CacheSpec {
+            layers,
+            key_type,
+            value_type,
+            page_tokens: page,
+            pages,
+            window_pages: all_window_pages,
+        };
         backend.create_cache(spec).unwrap();
         backend.create_states(StateSpec { states: model.states().to_vec(), slots: SLOTS }).unwrap();
         let want = if entry.is_embedding() { StepKind::Hidden } else { StepKind::Logits };
@@ -285,7 +291,7 @@ impl Runner {
         let encoder = model
             .graph(StepKind::Encode)
             .map(|graph| backend.compile(Plan::new(graph, capacity)).unwrap());
-        let encoded = [0; SLOTS];
+        let encoder_tokens = [0; SLOTS];
         Self {
             backend,
             program,
@@ -293,9 +299,9 @@ impl Runner {
             page,
             room,
             windows,
-            recent,
+            window_pages,
             encoder,
-            encoded,
+            encoder_tokens,
             adapter_scales: Vec::new(),
         }
     }
@@ -304,15 +310,15 @@ impl Runner {
     pub fn read(&mut self, prompts: &[(usize, &[u32])]) {
         let feeds: Vec<_> =
             prompts.iter().map(|&(sequence, prompt)| (sequence, 0, prompt)).collect();
-        prompts.iter().for_each(|(sequence, prompt)| self.encoded[*sequence] = prompt.len());
+        prompts.iter().for_each(|(sequence, prompt)| self.encoder_tokens[*sequence] = prompt.len());
         let input = self.input(&feeds, |_| 0);
         self.backend.run(self.encoder.expect("the model has an encoder"), &input);
     }
 
-    /// Runs one step of several sequences, each given by index, past and new tokens; returns a row
-    /// per token.
+    /// Runs one step of several sequences, each given by index, cached_tokens and new tokens;
+    /// returns a row per token.
     pub fn step(&mut self, sequences: &[(usize, usize, &[u32])]) -> Vec<Vec<f32>> {
-        let mut input = self.input(sequences, |sequence| self.encoded[sequence]);
+        let mut input = self.input(sequences, |sequence| self.encoder_tokens[sequence]);
         input.outputs = (0..input.tokens.len() as u32).collect();
         self.backend.run(self.program, &input);
         self.backend.result().chunks_exact(self.cols).map(<[f32]>::to_vec).collect()
@@ -325,27 +331,32 @@ impl Runner {
         before: impl Fn(usize) -> usize,
     ) -> StepInput {
         let mut input = StepInput::default();
-        for &(sequence, past, tokens) in sequences {
-            let past = before(sequence) + past;
+        for &(sequence, cached_tokens, tokens) in sequences {
+            let cached_tokens = before(sequence) + cached_tokens;
             let first_row = input.tokens.len();
             input.tokens.extend_from_slice(tokens);
-            input.positions.extend((past..past + tokens.len()).map(|p| p as u32));
+            input.positions.extend((cached_tokens..cached_tokens + tokens.len()).map(|p| p as u32));
             // Pages are permuted so that no code relies on consecutive pages.
             let odd = |p: usize| (p * 4 + (sequence + p) % 4) as u32;
             let pages = (0..self.room / self.page).map(odd).collect();
-            let seen = self.windows.iter().map(|mask| mask.first_seen(past)).min().unwrap_or(0);
-            let (first, end) = (seen / self.page, (past + tokens.len()).div_ceil(self.page));
-            assert!(end - first <= self.recent);
-            let recent =
-                RecentPages { first, pages: (first..end).map(|p| odd(p % self.recent)).collect() };
-            let (state, encoded) = ((sequence * 3 % SLOTS) as u32, self.encoded[sequence]);
+            let seen =
+                self.windows.iter().map(|mask| mask.first_seen(cached_tokens)).min().unwrap_or(0);
+            let (first, end) =
+                (seen / self.page, (cached_tokens + tokens.len()).div_ceil(self.page));
+            assert!(end - first <= self.window_pages);
+            let window_pages = SegmentWindowPages {
+                first,
+                pages: (first..end).map(|p| odd(p % self.window_pages)).collect(),
+            };
+            let (state, encoder_tokens) =
+                ((sequence * 3 % SLOTS) as u32, self.encoder_tokens[sequence]);
             input.segments.push(Segment {
                 first_row,
                 rows: tokens.len(),
-                past,
+                cached_tokens,
                 pages,
-                recent,
-                encoded,
+                window_pages,
+                encoder_tokens,
                 state,
             });
             input
@@ -367,14 +378,18 @@ pub fn feed_where_pages_come_back(entry: &Entry, level: &str) -> Option<Vec<Vec<
     const CHUNK: usize = 5;
     let mut runner = Runner::with_pages(entry, level, SMALL_PAGE, CHUNK);
     let all = entry.tokens.len().div_ceil(SMALL_PAGE);
-    if runner.windows.is_empty() || runner.recent >= all {
+    if runner.windows.is_empty() || runner.window_pages >= all {
         return None;
     }
     let mut rows = Vec::new();
     let other: Vec<u32> = entry.tokens.iter().rev().copied().collect();
     for (i, chunk) in entry.tokens.chunks(CHUNK).enumerate() {
-        let (past, theirs) = (i * CHUNK, &other[i * CHUNK..][..chunk.len()]);
-        let result = runner.step(&[(0, past, theirs), (1, past, chunk), (2, past, theirs)]);
+        let (cached_tokens, theirs) = (i * CHUNK, &other[i * CHUNK..][..chunk.len()]);
+        let result = runner.step(&[
+            (0, cached_tokens, theirs),
+            (1, cached_tokens, chunk),
+            (2, cached_tokens, theirs),
+        ]);
         rows.extend_from_slice(&result[chunk.len()..2 * chunk.len()]);
     }
     Some(rows)

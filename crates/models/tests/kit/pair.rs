@@ -6,7 +6,7 @@ use std::sync::Arc;
 use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, Metadata, View, Writer};
 use puna_graph::{
-    Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, RecentPages, Segment, StateSpec,
+    Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, Segment, SegmentWindowPages, StateSpec,
     StepInput,
 };
 use puna_models::{LoadOptions, Model, ModelError, StepKind};
@@ -65,7 +65,7 @@ impl Pair {
             value_type,
             page_tokens: PAGE,
             pages,
-            recent_pages: pages,
+            window_pages: pages,
         };
         backend.create_cache(spec).unwrap();
         backend.create_states(StateSpec { states: model.states().to_vec(), slots: 2 }).unwrap();
@@ -91,25 +91,38 @@ impl Pair {
         self.backend.result().chunks_exact(cols).map(<[f32]>::to_vec).collect()
     }
 
-    /// Computes tokens of a sequence behind `past` others; the step's result is that of the last
-    /// token.
-    pub fn compute(&mut self, sequence: usize, past: usize, tokens: &[u32]) -> StepInput {
-        let input = Self::step(sequence, past, tokens);
+    /// Computes tokens of a sequence behind `cached_tokens` others; the step's result is that of
+    /// the last token.
+    pub fn compute(&mut self, sequence: usize, cached_tokens: usize, tokens: &[u32]) -> StepInput {
+        let input = Self::step(sequence, cached_tokens, tokens);
         self.run(StepKind::Logits, &input);
         input
     }
 
-    pub fn segment(sequence: usize, first_row: usize, past: usize, rows: usize) -> Segment {
+    pub fn segment(
+        sequence: usize,
+        first_row: usize,
+        cached_tokens: usize,
+        rows: usize,
+    ) -> Segment {
         let pages: Vec<u32> = (0..PAGES).map(|page| (2 * page + sequence) as u32).collect();
-        let recent = RecentPages { first: 0, pages: pages.clone() };
-        Segment { first_row, rows, past, pages, recent, encoded: 0, state: sequence as u32 }
+        let window_pages = SegmentWindowPages { first: 0, pages: pages.clone() };
+        Segment {
+            first_row,
+            rows,
+            cached_tokens,
+            pages,
+            window_pages,
+            encoder_tokens: 0,
+            state: sequence as u32,
+        }
     }
 
-    pub fn step(sequence: usize, past: usize, tokens: &[u32]) -> StepInput {
+    pub fn step(sequence: usize, cached_tokens: usize, tokens: &[u32]) -> StepInput {
         StepInput {
             tokens: tokens.to_vec(),
-            positions: (past..past + tokens.len()).map(|p| p as u32).collect(),
-            segments: vec![Self::segment(sequence, 0, past, tokens.len())],
+            positions: (cached_tokens..cached_tokens + tokens.len()).map(|p| p as u32).collect(),
+            segments: vec![Self::segment(sequence, 0, cached_tokens, tokens.len())],
             outputs: vec![tokens.len() as u32 - 1],
             ..StepInput::default()
         }

@@ -106,7 +106,7 @@ fn evaluator(args: &ImatrixArgs, file: &ModelFile) -> Result<Evaluator> {
 /// Observed columns of the matrices that are quantized.
 fn rows(evaluator: &mut Evaluator, with_output: bool) -> Vec<ImatrixRow> {
     let wanted = |name: &str| name.starts_with("blk.") || (with_output && name == "output.weight");
-    let seen = evaluator.backend().observed().into_iter();
+    let seen = evaluator.backend().activation_stats().into_iter();
     seen.filter(|seen| wanted(&seen.name) && seen.name.ends_with(".weight"))
         .map(|seen| ImatrixRow { tensor: seen.name, squares: seen.squares, counts: seen.counts })
         .collect()

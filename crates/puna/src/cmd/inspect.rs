@@ -53,13 +53,13 @@ impl MemoryNeeds {
                     layers.iter().filter_map(|layer| layer.mask.reach()).max().unwrap_or(0) as u64;
                 // A row of the cache may cover several tokens, so the size per token is computed
                 // from a whole page.
-                let (page_tokens, pages, recent_pages) = (PAGE_TOKENS, 1, 1);
+                let (page_tokens, pages, window_pages) = (PAGE_TOKENS, 1, 1);
                 let spec =
-                    CacheSpec { layers, key_type, value_type, page_tokens, pages, recent_pages };
+                    CacheSpec { layers, key_type, value_type, page_tokens, pages, window_pages };
                 let states =
                     StateSpec { states: model.states().to_vec(), slots: 1 }.slot_bytes() as u64;
                 let a_token = |bytes: usize| bytes.div_ceil(page_tokens) as u64;
-                let window = (a_token(spec.recent_page_bytes()), reach);
+                let window = (a_token(spec.window_page_bytes()), reach);
                 let cache_token = Some(a_token(spec.page_bytes()));
                 Self { weights, cache_token, window, states, unknown: None }
             }

@@ -224,14 +224,14 @@ fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
             "puna_kv_recent_pages",
             "Window pages of a model (layers with a sliding window).",
             "",
-            |p| vec![("", p.recent_pages[0])],
+            |p| vec![("", p.window_pages[0])],
         ),
         (
             "puna_kv_recent_pages_in_use",
             "Window pages in use, by running sequences or by the prefix cache.",
             "by",
             |p| {
-                let [_, in_use, held] = p.recent_pages;
+                let [_, in_use, held] = p.window_pages;
                 vec![("running", held), ("cache", in_use.saturating_sub(held))]
             },
         ),
@@ -278,7 +278,7 @@ mod tests {
             pages: 64,
             pages_in_use: 20,
             pages_held: 12,
-            recent_pages: [30, 9, 4],
+            window_pages: [30, 9, 4],
             ..Heartbeat::default()
         };
         let per_model = RunnerTotals { counts, current: vec![heartbeat] };

@@ -436,7 +436,7 @@ impl Generator for LocalGenerator {
             pages: stats.pages as u64,
             pages_in_use: stats.pages_in_use as u64,
             pages_held: stats.pages_held as u64,
-            recent_pages: [stats.recent_pages, stats.recent_pages_in_use, stats.recent_pages_held]
+            window_pages: [stats.window_pages, stats.window_pages_in_use, stats.window_pages_held]
                 .map(|pages| pages as u64),
             counts: Counts { prompt_tokens, generated_tokens, draft_counts, steps, preempted },
         }
@@ -587,7 +587,7 @@ mod tests {
         for pages in [1 << 46, usize::MAX] {
             let layers = layers.clone();
             let spec =
-                CacheSpec { layers, key_type, value_type, page_tokens: 64, pages, recent_pages: 0 };
+                CacheSpec { layers, key_type, value_type, page_tokens: 64, pages, window_pages: 0 };
             let error = engine_error(backend.create_cache(spec).unwrap_err().into());
             assert!(
                 error.out_of_memory && error.message.starts_with("cannot allocate"),

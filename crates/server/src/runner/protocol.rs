@@ -128,7 +128,7 @@ pub struct Heartbeat {
     /// Number of KV pages pinned by running sequences.
     pub pages_held: u64,
     /// Window pages, zero if no layer has a window: all, in use, pinned by running sequences.
-    pub recent_pages: [u64; 3],
+    pub window_pages: [u64; 3],
     /// Counters since the model was loaded.
     pub counts: Counts,
 }

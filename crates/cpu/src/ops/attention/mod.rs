@@ -14,10 +14,12 @@ mod tasks;
 
 use std::sync::atomic::Ordering;
 
-use puna_graph::{ArenaRange, AttentionSpec, Mask, Segment, Shifts};
-use puna_kernels::{AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
+use puna_graph::{ArenaRange, AttentionSpec, Mask, RelativePositionBias, Segment};
+use puna_kernels::{
+    AlibiBias, AttendTile, KV_TILE, KvLayout, KvRows, KvType, RunningSoftmax, Scratch,
+};
 
-use crate::cache::{Cache, KvHalf};
+use crate::cache::{Cache, KeyOrValue};
 use crate::ops::hadamard::{is_rotated, rotate};
 use crate::step::{Instruction, Step, ThreadScratch};
 
@@ -54,18 +56,18 @@ unsafe impl Instruction for StoreKv {
                 segment = segments.next();
             }
             let s = segment.expect("segments cover all rows");
-            let position = s.past + row - s.first_row;
-            let Some((number, token)) = cache.place(self.layer, position) else { continue };
-            let page = s.page(cache.is_recent(self.layer), number);
+            let position = s.cached_tokens + row - s.first_row;
+            let Some((number, token)) = cache.cache_slot(self.layer, position) else { continue };
+            let page = s.page(cache.has_window(self.layer), number);
             let halves = [
-                (KvHalf::Key, &self.k, self.spec.key_dim),
-                (KvHalf::Value, &self.v, self.spec.value_dim),
+                (KeyOrValue::Key, &self.k, self.spec.key_dim),
+                (KeyOrValue::Value, &self.v, self.spec.value_dim),
             ];
             let halves = halves.into_iter().take(if self.spec.values_in_keys { 1 } else { 2 });
             // Keys of an indexer have no values.
-            for (kind, place, dim) in halves.filter(|(.., dim)| *dim > 0) {
+            for (kind, range, dim) in halves.filter(|(.., dim)| *dim > 0) {
                 // SAFETY: an earlier instruction computed it, behind a barrier.
-                let mut values = unsafe { step.arena.row(place, row) };
+                let mut values = unsafe { step.arena.row(range, row) };
                 if is_stored_rotated(&self.spec, kind, cache) {
                     scratch.floats.clear();
                     scratch.floats.extend_from_slice(values);
@@ -84,12 +86,14 @@ unsafe impl Instruction for StoreKv {
 
 /// Whether the cache holds keys or values after a Hadamard rotation. Values that are part of the
 /// keys are rotated with them, if they are whole rotation blocks.
-pub fn is_stored_rotated(spec: &AttentionSpec, kind: KvHalf, cache: &Cache) -> bool {
+pub fn is_stored_rotated(spec: &AttentionSpec, kind: KeyOrValue, cache: &Cache) -> bool {
     let rotated = |kind, dim| is_rotated(dim, cache.ty(kind).block_values());
     match (kind, spec.values_in_keys) {
-        (_, true) => rotated(KvHalf::Key, spec.key_dim) && rotated(KvHalf::Key, spec.value_dim),
-        (KvHalf::Key, false) => rotated(KvHalf::Key, spec.key_dim),
-        (KvHalf::Value, false) => rotated(KvHalf::Value, spec.value_dim),
+        (_, true) => {
+            rotated(KeyOrValue::Key, spec.key_dim) && rotated(KeyOrValue::Key, spec.value_dim)
+        }
+        (KeyOrValue::Key, false) => rotated(KeyOrValue::Key, spec.key_dim),
+        (KeyOrValue::Value, false) => rotated(KeyOrValue::Value, spec.value_dim),
     }
 }
 
@@ -102,9 +106,9 @@ pub struct Attend {
     pub k: ArenaRange,
     pub v: ArenaRange,
     /// Lists of selected positions, for sparse attention.
-    pub chosen: Option<ArenaRange>,
+    pub selected: Option<ArenaRange>,
     /// Partial result of an earlier attention of the same queries over other positions.
-    pub before: Option<ArenaRange>,
+    pub partial_input: Option<ArenaRange>,
     pub out: ArenaRange,
     pub layer: usize,
     pub spec: AttentionSpec,
@@ -113,7 +117,7 @@ pub struct Attend {
     pub slopes: Vec<f32>,
     /// Relative position bias of each query head, from the farthest key before the query to the
     /// farthest behind it; empty without.
-    pub shifts: Vec<f32>,
+    pub position_bias: Vec<f32>,
     pub tasks: AttentionTasks,
 }
 
@@ -253,18 +257,18 @@ impl Attend {
         let rows = block.queries();
         let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         let mut visible = vec![(0, 0); rows];
-        let (mut alibi, mut shifts) = (Vec::new(), Vec::new());
+        let (mut alibi, mut position_bias) = (Vec::new(), Vec::new());
         let mut at = from;
         let mut now = self.run_at(step, s, block.kv_head, at, to);
         while at < to {
             let len = now.0.rows;
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
-                let (from, to) = row_visible(&self.spec, s, s.past + block.row + row);
+                let (from, to) = row_visible(&self.spec, s, s.cached_tokens + block.row + row);
                 visible.fill((from.saturating_sub(at).min(len), to.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {
                 let (keys, values) = now;
-                // Next: the next head of the same run, or the first head of the next run.
+                // Next: the next head of the same KV tile, or the first head of the next KV tile.
                 let (ahead, next_head) =
                     if head + 1 < block.kv_heads { (at, head + 1) } else { (at + len, 0) };
                 let more = ahead < to;
@@ -273,27 +277,28 @@ impl Attend {
                 }
                 let next = if more { now.0.data } else { &[] };
                 self.alibi_biases(block, s, head, at, &mut alibi);
-                self.shifts(block, s, head, at, &mut shifts);
+                self.position_bias(block, s, head, at, &mut position_bias);
                 let q = &q[head * queries..][..queries];
-                let (visible, alibi, shifts) = (&visible[..], &alibi[..], &shifts[..]);
-                let run = AttendRun {
+                let (visible, alibi, position_bias) =
+                    (&visible[..], &alibi[..], &position_bias[..]);
+                let tile = AttendTile {
                     q,
                     keys,
                     values,
                     visible,
                     alibi,
-                    shifts,
+                    position_bias,
                     next,
                     softcap: self.spec.softcap,
                 };
                 let mut state = running_softmax(&mut running[head * each..][..each], rows);
-                (step.level.vector.attend)(&run, &mut state, scratch);
+                (step.level.vector.attend)(&tile, &mut state, scratch);
             }
             at += len;
         }
     }
 
-    /// ALiBi biases of a key head's query rows, for the run of positions that begins at `at`.
+    /// ALiBi biases of a key head's query rows, for the tile of positions that begins at `at`.
     fn alibi_biases(
         &self,
         block: Block,
@@ -306,29 +311,37 @@ impl Attend {
         let first = (block.kv_head + head) * self.group() + block.head;
         let Some(slopes) = self.slopes.get(first..) else { return };
         for row in 0..block.rows {
-            let from = (s.past + block.row + row) as f32 - at as f32;
+            let from = (s.cached_tokens + block.row + row) as f32 - at as f32;
             alibi.extend(slopes.iter().take(block.heads).map(|&slope| AlibiBias { slope, from }));
         }
     }
 
-    /// Relative position biases of a key head's query rows, for the run of positions that begins at
-    /// `at`.
-    fn shifts(&self, block: Block, s: &Segment, head: usize, at: usize, shifts: &mut Vec<f32>) {
-        shifts.clear();
-        let (first, far) = ((block.kv_head + head) * self.group() + block.head, Shifts::FAR);
+    /// Relative position biases of a key head's query rows, for the tile of positions that begins
+    /// at `at`.
+    fn position_bias(
+        &self,
+        block: Block,
+        s: &Segment,
+        head: usize,
+        at: usize,
+        position_bias: &mut Vec<f32>,
+    ) {
+        position_bias.clear();
+        let (first, far) =
+            ((block.kv_head + head) * self.group() + block.head, RelativePositionBias::FAR);
         let distances = 2 * far + 1;
-        let Some(all) = self.shifts.get(first * distances..) else { return };
+        let Some(all) = self.position_bias.get(first * distances..) else { return };
         for row in 0..block.rows {
-            let query = s.past + block.row + row;
+            let query = s.cached_tokens + block.row + row;
             let index = |key: usize| (key + far).saturating_sub(query).min(2 * far);
             for head in all.chunks_exact(distances).take(block.heads) {
-                shifts.extend((at..at + RUN).map(|key| head[index(key)]));
+                position_bias.extend((at..at + KV_TILE).map(|key| head[index(key)]));
             }
         }
     }
 
     /// Whether keys or values are read rotated; rows of an encoder never are.
-    fn is_rotated(&self, step: &Step<'_>, kind: KvHalf) -> bool {
+    fn is_rotated(&self, step: &Step<'_>, kind: KeyOrValue) -> bool {
         self.spec.mask.is_cached()
             && step.cache.is_some_and(|cache| is_stored_rotated(&self.spec, kind, cache))
     }
@@ -346,7 +359,7 @@ impl Attend {
                 let q =
                     &mut q[(head * block.rows + row) * block.heads * dim..][..block.heads * dim];
                 q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * self.spec.scale);
-                if self.is_rotated(step, KvHalf::Key) {
+                if self.is_rotated(step, KeyOrValue::Key) {
                     rotate(q);
                 }
             }
@@ -362,8 +375,8 @@ impl Attend {
         }
     }
 
-    /// Keys and values of the run that begins at position `at` and ends at `to`, or at the end of
-    /// the page.
+    /// Keys and values of the KV tile that begins at position `at` and ends at `to`, or at the end
+    /// of the page.
     fn run_at<'a>(
         &self,
         step: &'a Step<'_>,
@@ -372,15 +385,15 @@ impl Attend {
         at: usize,
         to: usize,
     ) -> (KvRows<'a>, KvRows<'a>) {
-        let rows = RUN.min(to - at);
+        let rows = KV_TILE.min(to - at);
         if !self.spec.mask.is_cached() {
-            let own = |place: &ArenaRange, dim: usize| {
-                let start = place.start + (s.first_row + at) * place.stride + kv_head * dim;
+            let own = |range: &ArenaRange, dim: usize| {
+                let start = range.start + (s.first_row + at) * range.stride + kv_head * dim;
                 // SAFETY: an earlier instruction computed them, behind a barrier; no task writes
                 // them.
-                let data = unsafe { step.arena.slice(start, (rows - 1) * place.stride + dim) };
+                let data = unsafe { step.arena.slice(start, (rows - 1) * range.stride + dim) };
                 let data = bytemuck::cast_slice(data);
-                let (ty, layout, stride) = (KvType::F32, KvLayout::Rows, place.stride * 4);
+                let (ty, layout, stride) = (KvType::F32, KvLayout::Rows, range.stride * 4);
                 KvRows { ty, layout, rows, stride, dim, data }
             };
             let keys = own(&self.k, self.spec.key_dim);
@@ -389,12 +402,12 @@ impl Attend {
         }
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let (number, token) = (at / cache.page_tokens(), at % cache.page_tokens());
-        let page = s.page(cache.is_recent(self.layer), number);
+        let page = s.page(cache.has_window(self.layer), number);
         let rows = rows.min(cache.page_tokens() - token);
         // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
         let half = |kind| unsafe { cache.rows(self.layer, kind, page, kv_head, token, rows) };
-        let keys = half(KvHalf::Key);
-        (keys, self.values_in(keys).unwrap_or_else(|| half(KvHalf::Value)))
+        let keys = half(KeyOrValue::Key);
+        (keys, self.values_in(keys).unwrap_or_else(|| half(KeyOrValue::Value)))
     }
 
     /// The values, if they are the first columns of the keys, as in latent attention.
@@ -416,7 +429,7 @@ impl Attend {
                 let row = s.first_row + block.row + r / block.heads;
                 let head = kv_head * group + block.head + r % block.heads;
                 self.merge_previous(&mut total, r, step, (row, head));
-                if self.spec.is_part {
+                if self.spec.returns_partial {
                     self.store_partial(&total, r, step, (row, head));
                     continue;
                 }
@@ -425,7 +438,7 @@ impl Attend {
                 // SAFETY: a token's head belongs to one block.
                 let out = unsafe { step.arena.slice_mut(start, dim) };
                 out.iter_mut().zip(&total.acc[r * dim..]).for_each(|(o, a)| *o = *a * factor);
-                if self.is_rotated(step, KvHalf::Value) {
+                if self.is_rotated(step, KeyOrValue::Value) {
                     rotate(out);
                 }
             }

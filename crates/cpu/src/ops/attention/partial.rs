@@ -41,20 +41,20 @@ impl Attend {
         step: &Step<'_>,
         (row, head): (usize, usize),
     ) {
-        let Some(before) = &self.before else { return };
+        let Some(partial_input) = &self.partial_input else { return };
         let dim = self.spec.value_dim;
         // SAFETY: an earlier instruction computed it, behind a barrier.
-        let before = unsafe { step.arena.row(before, row) };
+        let earlier = unsafe { step.arena.row(partial_input, row) };
         let [acc, max, sum] = self.columns(head);
-        let most = before[max].max(total.max[r]);
+        let most = earlier[max].max(total.max[r]);
         // One of the two factors is 1.
         let shrink = |from: f32| if from == most { 1.0 } else { (from - most).exp() };
-        let (old, new) = (shrink(before[max]), shrink(total.max[r]));
+        let (old, new) = (shrink(earlier[max]), shrink(total.max[r]));
         total.max[r] = most;
-        total.sum[r] = before[sum] * old + total.sum[r] * new;
+        total.sum[r] = earlier[sum] * old + total.sum[r] * new;
         let own = &mut total.acc[r * dim..][..dim];
         own.iter_mut()
-            .zip(&before[acc..])
-            .for_each(|(own, before)| *own = before * old + *own * new);
+            .zip(&earlier[acc..])
+            .for_each(|(own, earlier)| *own = earlier * old + *own * new);
     }
 }

@@ -1,17 +1,17 @@
 //! Sparse attention: attention of a token to the positions that the indexer selected. The keys and
-//! values are gathered into contiguous runs and attended to as usual. So a token for which all
+//! values are gathered into contiguous KV tiles and attended to as usual. So a token for which all
 //! positions are selected gets the bits of dense attention.
 
 use puna_graph::SelectedPositions;
-use puna_kernels::{AttendRun, RUN};
+use puna_kernels::{AttendTile, KV_TILE};
 
 use super::tasks::{Block, row_visible};
 use super::{Attend, running_softmax};
-use crate::cache::KvHalf;
+use crate::cache::KeyOrValue;
 use crate::step::{Step, ThreadScratch};
 
 /// Location of a position in the cache: page, and row in the page.
-type CachePlace = (u32, usize);
+type CacheSlot = (u32, usize);
 
 impl Attend {
     /// Adds the selected positions of a split to the running softmax of each key head's queries.
@@ -27,18 +27,18 @@ impl Attend {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let s = &step.input.segments[block.segment];
         let rows = block.queries();
-        let place = |&position: &usize| cache.place_of(self.layer, s, position);
+        let slot = |&position: &usize| cache.cache_slot_of(self.layer, s, position);
         for head in 0..block.kv_heads {
             let selected = self.selected(step, block, block.kv_head + head);
             let split = &selected[from.min(selected.len())..to.min(selected.len())];
-            for positions in split.chunks(RUN) {
-                let places: Vec<CachePlace> = positions.iter().map(place).collect();
+            for positions in split.chunks(KV_TILE) {
+                let slots: Vec<CacheSlot> = positions.iter().map(slot).collect();
                 let visible = vec![(0, positions.len()); rows];
                 self.attend_gathered(
                     step,
                     block,
                     head,
-                    (&places, &visible),
+                    (&slots, &visible),
                     [&mut *q, &mut *running],
                     scratch,
                 );
@@ -59,12 +59,12 @@ impl Attend {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let s = &step.input.segments[block.segment];
         let mut visible = vec![(0, 0); block.queries()];
-        for at in (from..to).step_by(RUN) {
-            let len = RUN.min(to - at);
-            let places: Vec<_> =
-                (at..at + len).map(|row| cache.place_of(self.layer, s, row)).collect();
+        for at in (from..to).step_by(KV_TILE) {
+            let len = KV_TILE.min(to - at);
+            let slots: Vec<_> =
+                (at..at + len).map(|row| cache.cache_slot_of(self.layer, s, row)).collect();
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
-                let (_, end) = row_visible(&self.spec, s, s.past + block.row + row);
+                let (_, end) = row_visible(&self.spec, s, s.cached_tokens + block.row + row);
                 visible.fill((0, end.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {
@@ -72,7 +72,7 @@ impl Attend {
                     step,
                     block,
                     head,
-                    (&places, &visible),
+                    (&slots, &visible),
                     [&mut *q, &mut *running],
                     scratch,
                 );
@@ -80,14 +80,14 @@ impl Attend {
         }
     }
 
-    /// Gathers the keys and values of `places` and adds them to the running softmax of the queries
+    /// Gathers the keys and values of `slots` and adds them to the running softmax of the queries
     /// of the block's key head `head`.
     fn attend_gathered(
         &self,
         step: &Step<'_>,
         block: Block,
         head: usize,
-        (places, visible): (&[CachePlace], &[(usize, usize)]),
+        (slots, visible): (&[CacheSlot], &[(usize, usize)]),
         [q, running]: [&mut [f32]; 2],
         scratch: &mut ThreadScratch,
     ) {
@@ -97,25 +97,27 @@ impl Attend {
         let [of_keys, of_values] = &mut scratch.gathered;
         // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
         let half = |kind, into| unsafe {
-            cache.gathered(self.layer, kind, block.kv_head + head, places, into)
+            cache.gathered(self.layer, kind, block.kv_head + head, slots, into)
         };
-        let keys = half(KvHalf::Key, of_keys);
-        let values = self.values_in(keys).unwrap_or_else(|| half(KvHalf::Value, of_values));
+        let keys = half(KeyOrValue::Key, of_keys);
+        let values = self.values_in(keys).unwrap_or_else(|| half(KeyOrValue::Value, of_values));
         let q = &q[head * queries..][..queries];
-        let (alibi, shifts, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
-        let run = AttendRun { q, keys, values, visible, alibi, shifts, next, softcap };
+        let (alibi, position_bias, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
+        let tile = AttendTile { q, keys, values, visible, alibi, position_bias, next, softcap };
         let mut state = running_softmax(&mut running[head * each..][..each], rows);
-        (step.level.vector.attend)(&run, &mut state, &mut scratch.kernel);
+        (step.level.vector.attend)(&tile, &mut state, &mut scratch.kernel);
     }
 
     /// Positions that are selected for the block's token in a key head, in ascending order.
     fn selected(&self, step: &Step<'_>, block: Block, kv_head: usize) -> Vec<usize> {
-        let (Some(form), Some(place)) = (self.spec.chosen, &self.chosen) else { return Vec::new() };
+        let (Some(form), Some(range)) = (self.spec.selected, &self.selected) else {
+            return Vec::new();
+        };
         let s = &step.input.segments[block.segment];
-        let (_, end) = row_visible(&self.spec, s, s.past + block.row);
+        let (_, end) = row_visible(&self.spec, s, s.cached_tokens + block.row);
         let list = if form.lists == 1 { 0 } else { kv_head };
         // SAFETY: an earlier instruction computed it, behind a barrier.
-        let lists = unsafe { step.arena.row(place, s.first_row + block.row) };
+        let lists = unsafe { step.arena.row(range, s.first_row + block.row) };
         let entries = lists[list * form.count..][..form.count].iter().map(|entry| entry.to_bits());
         let blocks = entries
             .take_while(|&number| number != SelectedPositions::NONE)

@@ -8,14 +8,14 @@
 use std::sync::atomic::AtomicUsize;
 
 use puna_graph::{AttentionSpec, Mask, Segment};
-use puna_kernels::RUN;
+use puna_kernels::KV_TILE;
 
 /// Largest number of query rows (tokens × heads) of a task.
 const BLOCK_ROWS: usize = 64;
 /// Positions of a split; for sparse attention, entries of the list of selected positions. Every
 /// task restarts its running softmax after each split and merges splits in order. So results have
 /// the same bits whether one task computes the whole context or each split has its own task. A
-/// multiple of [`RUN`].
+/// multiple of [`KV_TILE`].
 const SPLIT_LEN: usize = 512;
 /// Largest number of query rows per key head for which a task takes several key heads.
 const MAX_ROWS_FOR_SEVERAL_HEADS: usize = 16;
@@ -109,7 +109,7 @@ impl AttentionTasks {
                 });
                 each.sum()
             };
-            segments.iter().map(splits_of).sum::<usize>() * spec.part_cols()
+            segments.iter().map(splits_of).sum::<usize>() * spec.partial_cols()
         };
         let split_contexts = threads > 1
             && blocks * spec.kv_heads < threads * TASKS_PER_THREAD
@@ -171,7 +171,7 @@ impl AttentionTasks {
         segments: &[Segment],
         threads: usize,
     ) -> Vec<(usize, bool)> {
-        let tasks = Self::plan(spec, segments, (threads, usize::MAX), RUN);
+        let tasks = Self::plan(spec, segments, (threads, usize::MAX), KV_TILE);
         tasks.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
     }
 }
@@ -198,26 +198,26 @@ fn query_heads_per_task(group: usize, rows: usize, tasks: usize, threads: usize)
 /// Number of first rows of a segment that see all earlier positions, because sparse attention would
 /// select all of them.
 fn dense_rows(spec: &AttentionSpec, s: &Segment) -> usize {
-    let Some(room) = spec.room() else { return s.rows };
+    let Some(room) = spec.max_attended_positions() else { return s.rows };
     // The first position that sees more positions than sparse attention selects.
     let first = (room + 1).saturating_mul(spec.mask.pooled()) - 1;
-    first.saturating_sub(s.past).min(s.rows)
+    first.saturating_sub(s.cached_tokens).min(s.rows)
 }
 
-/// The positions that rows of a segment read: from the start of a run, so that a position is always
-/// in the same run, but not before the first page that is kept, since pages can be smaller than a
-/// run.
+/// The positions that rows of a segment read: from the start of a KV tile, so that a position is
+/// always in the same KV tile, but not before the first page that is kept, since pages can be
+/// smaller than a KV tile.
 fn seen(
     spec: &AttentionSpec,
     s: &Segment,
     (row, rows): (usize, usize),
     page_tokens: usize,
 ) -> (usize, usize) {
-    let (from, to) = match spec.room().filter(|_| row >= dense_rows(spec, s)) {
+    let (from, to) = match spec.max_attended_positions().filter(|_| row >= dense_rows(spec, s)) {
         Some(room) => (0, room),
         None => visible(spec, s, row, rows),
     };
-    ((from / RUN * RUN).max(from.min(first_cached(spec.mask, s, page_tokens))), to)
+    ((from / KV_TILE * KV_TILE).max(from.min(first_cached(spec.mask, s, page_tokens))), to)
 }
 
 /// The splits of the positions `from .. to`.
@@ -229,18 +229,20 @@ pub(super) fn splits(from: usize, to: usize) -> impl Iterator<Item = (usize, usi
 
 /// The first position that the cache still has for layers with this mask.
 fn first_cached(mask: Mask, s: &Segment, page_tokens: usize) -> usize {
-    mask.reach().map_or(0, |_| s.recent.first * page_tokens)
+    mask.reach().map_or(0, |_| s.window_pages.first * page_tokens)
 }
 
 /// Positions that at least one row of a block sees.
 fn visible(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
-    let (first, last) = (s.past + row, s.past + row + rows - 1);
+    let (first, last) = (s.cached_tokens + row, s.cached_tokens + row + rows - 1);
     let mask = spec.mask;
     match mask {
         Mask::Full => (0, s.rows),
-        Mask::Encoded => (0, s.encoded),
-        Mask::Decoded => (s.encoded.min(first), end(spec, s, last)),
-        Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
+        Mask::CrossAttention => (0, s.encoder_tokens),
+        Mask::DecoderCausal => (s.encoder_tokens.min(first), end(spec, s, last)),
+        Mask::SymmetricWindow(n) => {
+            (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize))
+        }
         Mask::Pooled(_) => (0, (last + 1) / mask.pooled()),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => {
             (mask.first_seen(first), end(spec, s, last))
@@ -253,9 +255,9 @@ pub(super) fn row_visible(spec: &AttentionSpec, s: &Segment, position: usize) ->
     let mask = spec.mask;
     match mask {
         Mask::Full => (0, s.rows),
-        Mask::Encoded => (0, s.encoded),
-        Mask::Decoded => (s.encoded.min(position), end(spec, s, position)),
-        Mask::Around(n) => {
+        Mask::CrossAttention => (0, s.encoder_tokens),
+        Mask::DecoderCausal => (s.encoder_tokens.min(position), end(spec, s, position)),
+        Mask::SymmetricWindow(n) => {
             (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize))
         }
         Mask::Pooled(_) => (0, (position + 1) / mask.pooled()),
@@ -267,7 +269,7 @@ pub(super) fn row_visible(spec: &AttentionSpec, s: &Segment, position: usize) ->
 
 /// End of the positions that the row at `position` sees.
 fn end(spec: &AttentionSpec, s: &Segment, position: usize) -> usize {
-    if spec.sees_ahead { s.past + s.rows } else { position + 1 }
+    if spec.sees_ahead { s.cached_tokens + s.rows } else { position + 1 }
 }
 
 #[cfg(test)]
@@ -276,13 +278,14 @@ mod tests {
 
     #[test]
     fn a_block_of_rows_reads_the_positions_visible_to_any_row() {
-        let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
+        let s = Segment { first_row: 0, rows: 12, cached_tokens: 9, ..Segment::default() };
         for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1), Mask::Pooled(4)]
         {
             for sees_ahead in [false, true] {
                 let spec = AttentionSpec { sees_ahead, ..spec(mask) };
                 for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
-                    let each = (row..row + rows).map(|row| row_visible(&spec, &s, s.past + row));
+                    let each =
+                        (row..row + rows).map(|row| row_visible(&spec, &s, s.cached_tokens + row));
                     let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
                     assert_eq!(
                         Some(visible(&spec, &s, row, rows)),
@@ -300,7 +303,7 @@ mod tests {
 
     #[test]
     fn attention_with_look_ahead_sees_the_whole_step() {
-        let s = Segment { first_row: 0, rows: 6, past: 9, ..Segment::default() };
+        let s = Segment { first_row: 0, rows: 6, cached_tokens: 9, ..Segment::default() };
         let seen = |mask, position| {
             row_visible(&AttentionSpec { sees_ahead: true, ..spec(mask) }, &s, position)
         };
@@ -313,7 +316,7 @@ mod tests {
         let s = Segment { first_row: 0, rows: 10, ..Segment::default() };
         let seen = |mask, position| row_visible(&spec(mask), &s, position);
         assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);
-        assert_eq!([0, 5, 9].map(|p| seen(Mask::Around(2), p)), [(0, 3), (3, 8), (7, 10)]);
-        assert!(Mask::Chunk(4).is_cached() && !Mask::Around(2).is_cached());
+        assert_eq!([0, 5, 9].map(|p| seen(Mask::SymmetricWindow(2), p)), [(0, 3), (3, 8), (7, 10)]);
+        assert!(Mask::Chunk(4).is_cached() && !Mask::SymmetricWindow(2).is_cached());
     }
 }

@@ -443,7 +443,7 @@ impl Bench {
         self.executor.run(StepKind::Logits, &input).unwrap();
         for (row, ((s, &count), first)) in self.both.iter_mut().zip(&counts).zip(firsts).enumerate()
         {
-            let step = StepRows { past: s.computed, first, output: Some(row) };
+            let step = StepRows { cached_tokens: s.computed, first, output: Some(row) };
             s.computed += count;
             if let Some(chain) = &mut self.chain {
                 chain.record_step(s.id, s.computed, self.executor.backend.extra_output(0), step);

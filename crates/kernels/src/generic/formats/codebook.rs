@@ -9,18 +9,23 @@ use puna_quant::tables::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRI
 use super::fields::{Above, HighBits, low_bytes, spread_threes};
 use super::kquants::k_format;
 use super::{half, spread_nibbles, u16_at, u32_at, u64_at};
-use crate::generic::quant::{CHUNK, Codes, Format, Quant, RowNumbers};
+use crate::generic::quant::{CHUNK, Codes, Format, QuantSimd, RowNumbers};
 
 /// `d · (0.5 + n) · factor` of the top four bits of eight words, `stride` bytes apart.
 #[inline(always)]
-unsafe fn top_scales<S: Quant>(d: f32, p: *const u8, stride: usize, factor: f32) -> S::W {
+unsafe fn top_scales<S: QuantSimd>(
+    d: f32,
+    p: *const u8,
+    stride: usize,
+    factor: f32,
+) -> S::ScaleVec {
     // SAFETY: the caller's block has eight words; features by the contract.
     unsafe { S::w_mul(S::w_add(S::w_tops(p, stride), S::w_splat(0.5)), S::w_splat(d * factor)) }
 }
 
 /// `d · (0.5 + n) / 4` of sixteen nibbles at `p`.
 #[inline(always)]
-unsafe fn nibble_scales<S: Quant>(d: f32, p: *const u8) -> S::W {
+unsafe fn nibble_scales<S: QuantSimd>(d: f32, p: *const u8) -> S::ScaleVec {
     // SAFETY: the caller's block has eight bytes at `p`; features by the contract.
     unsafe {
         let n = S::w_bytes16(spread_nibbles(u32_at(p)), spread_nibbles(u32_at(p.add(4))));
@@ -47,12 +52,12 @@ macro_rules! grid_format {
             const CODES: Codes = $codes;
             const BY_ROWS: bool = true;
             #[inline(always)]
-            unsafe fn scales<S: Quant>($p: *const u8) -> (S::W, S::W) {
+            unsafe fn scales<S: QuantSimd>($p: *const u8) -> (S::ScaleVec, S::ScaleVec) {
                 // SAFETY: offsets lie inside the block; features by the contract.
                 unsafe { $scales }
             }
             #[inline(always)]
-            unsafe fn numbers<S: Quant>($q: *const u8, to: &mut RowNumbers) {
+            unsafe fn numbers<S: QuantSimd>($q: *const u8, to: &mut RowNumbers) {
                 // SAFETY: as above.
                 let numbers: [u16; $rows] = unsafe { $numbers };
                 to[..$rows].copy_from_slice(&numbers);
@@ -70,7 +75,10 @@ macro_rules! grid_format {
                 }
             }
             #[inline(always)]
-            unsafe fn codes_of_rows<S: Quant>($r: *const u8, rows: [S::C; 4]) -> [S::C; 4] {
+            unsafe fn codes_of_rows<S: QuantSimd>(
+                $r: *const u8,
+                rows: [S::CodeVec; 4],
+            ) -> [S::CodeVec; 4] {
                 // SAFETY: as above.
                 unsafe {
                     let (bits, [a, b, c, d]): ([u64; 4], _) = ($bits, rows);
@@ -84,7 +92,7 @@ macro_rules! grid_format {
                 }
             }
             #[inline(always)]
-            unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
+            unsafe fn codes<S: QuantSimd>(p: *const u8) -> [S::CodeVec; 4] {
                 // Rows per group of 64 codes.
                 const EACH: usize = $rows / 4;
                 let mut numbers: RowNumbers = [0; CHUNK / 4];
@@ -109,7 +117,7 @@ macro_rules! grid_format {
     };
 }
 
-/// Row `number` of a grid; [`Quant::indices`] computes the numbers from the high bits `H`.
+/// Row `number` of a grid; [`QuantSimd::indices`] computes the numbers from the high bits `H`.
 #[inline(always)]
 fn row<H: HighBits, T: Copy, const N: usize>(grid: &[T; N], number: u16) -> T {
     const { assert!(N == 256 << H::BITS) };
@@ -122,7 +130,9 @@ scales(p) => (top_scales::<S>(half::<S>(p), p.add(6), 8, 0.25), S::w_splat(0.0))
 all_codes(p) => {
     let signs = S::signs_of_words(p.add(6), 8);
     let row = |j: usize, i: usize| IQ2XXS_GRID[usize::from(*p.add(2 + 16 * j + i / 4 * 8 + i % 4))];
-    codes!(p, p, j, S::signed(S::negate_where(S::words(std::array::from_fn(|i| row(j, i))), signs[j])))
+    codes!(p, p, j, S::signed(
+        S::negate_where(S::from_u64s(std::array::from_fn(|i| row(j, i))), signs[j])
+    ))
 });
 
 k_format!(IQ2_XS, 74, 16, Codes::Signed,
@@ -130,13 +140,15 @@ scales(p) => (nibble_scales::<S>(half::<S>(p), p.add(66)), S::w_splat(0.0)),
 all_codes(p) => {
     let signs = S::signs_of_halves(p.add(2));
     let row = |j: usize, i: usize| IQ2XS_GRID[usize::from(u16_at(p.add(2 + 16 * j + 2 * i)) & 511)];
-    codes!(p, p, j, S::signed(S::negate_where(S::words(std::array::from_fn(|i| row(j, i))), signs[j])))
+    codes!(p, p, j, S::signed(
+        S::negate_where(S::from_u64s(std::array::from_fn(|i| row(j, i))), signs[j])
+    ))
 });
 
 /// Two high bits for each of four rows, in a byte.
 type TwosOfFour = Above<1, 4, 2, 2>;
 
-grid_format!(IQ2_S, 82, 16, Codes::Signed, [u64; 32] by words,
+grid_format!(IQ2_S, 82, 16, Codes::Signed, [u64; 32] by from_u64s,
 scales(p) => (nibble_scales::<S>(half::<S>(p), p.add(74)), S::w_splat(0.0)),
 numbers(p) => S::indices::<TwosOfFour, 32>(p.add(2), p.add(66)),
 row(number) => row::<TwosOfFour, _, _>(&IQ2S_GRID, number),
@@ -148,13 +160,15 @@ scales(p) => (top_scales::<S>(half::<S>(p), p.add(66), 4, 0.5), S::w_splat(0.0))
 all_codes(p) => {
     let signs = S::signs_of_words(p.add(66), 4);
     let row = |j: usize, i: usize| IQ3XXS_GRID[usize::from(*p.add(2 + 16 * j + i))];
-    codes!(p, p, j, S::signed(S::negate_where(S::short_words(std::array::from_fn(|i| row(j, i))), signs[j])))
+    codes!(p, p, j, S::signed(
+        S::negate_where(S::from_u32s(std::array::from_fn(|i| row(j, i))), signs[j])
+    ))
 });
 
 /// One high bit for each of eight rows, in a byte.
 type OnesOfEight = Above<1, 8, 1, 1>;
 
-grid_format!(IQ3_S, 110, 32, Codes::Signed, [u32; 64] by short_words,
+grid_format!(IQ3_S, 110, 32, Codes::Signed, [u32; 64] by from_u32s,
 scales(p) => {
     let n = S::w_bytes8(spread_nibbles(u32_at(p.add(106))));
     let odd = S::w_add(S::w_add(n, n), S::w_splat(1.0));
@@ -186,7 +200,7 @@ static IQ1_CODES: [u64; 2048] = {
 /// Three high bits for each of four rows, in 16 bits.
 type ThreesOfFour = Above<2, 4, 3, 3>;
 
-grid_format!(IQ1_S, 50, 32, Codes::Offset(10), [u64; 32] by words,
+grid_format!(IQ1_S, 50, 32, Codes::Offset(10), [u64; 32] by from_u64s,
 scales(p) => {
     let n = |at: usize| low_bytes(u64_at(p.add(at)) >> 12 & 0x0007_0007_0007_0007);
     let n = S::w_bytes8(u64::from(n(34)) | u64::from(n(42)) << 32);
@@ -206,7 +220,7 @@ codes(c, up) => S::or_where(c, up, 2));
 /// Three high bits for each of two rows, in a byte.
 type ThreesOfTwo = Above<1, 2, 4, 3>;
 
-grid_format!(IQ1_M, 56, 16, Codes::Offset(10), [u64; 32] by words,
+grid_format!(IQ1_M, 56, 16, Codes::Offset(10), [u64; 32] by from_u64s,
 scales(p) => {
     let word = |i: usize| u16_at(p.add(48 + 2 * i));
     let d = word(0) >> 12 | (word(1) >> 8 & 0xf0) | (word(2) >> 4 & 0xf00) | (word(3) & 0xf000);

@@ -56,7 +56,7 @@ fn with_parity(x: u64) -> u64 {
     x | p << 7
 }
 
-/// See [`Quant::signs_of_words`](crate::generic::Quant::signs_of_words).
+/// See [`QuantSimd::signs_of_words`](crate::generic::QuantSimd::signs_of_words).
 ///
 /// # Safety
 /// Eight words at `p`, `stride` bytes apart.
@@ -71,7 +71,7 @@ pub(crate) unsafe fn signs_of_words(p: *const u8, stride: usize) -> [u64; 4] {
     })
 }
 
-/// See [`Quant::signs_of_halves`](crate::generic::Quant::signs_of_halves).
+/// See [`QuantSimd::signs_of_halves`](crate::generic::QuantSimd::signs_of_halves).
 ///
 /// # Safety
 /// 32 words of 16 bits at `p`.

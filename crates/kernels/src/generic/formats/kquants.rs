@@ -3,15 +3,18 @@
 use puna_quant::TensorType;
 use puna_quant::tables::IQ4NL_VALUES;
 
-use super::blocks::RUNS_OF_BLOCKS;
-use super::{half, last_half, look_each, spread_crumbs, spread_nibbles, u16_at, u32_at, u64_at};
-use crate::generic::quant::{Codes, Format, Quant, transposed};
+use super::blocks::SUB_BLOCKS_OF_BLOCKS;
+use super::{
+    half, last_half, lookup_signed_each, spread_2bit, spread_nibbles, u16_at, u32_at, u64_at,
+};
+use crate::generic::quant::{Codes, Format, QuantSimd, transposed};
 
 /// Declares a format of 256 weights and its constants.
 macro_rules! k_format {
     ($(#[$doc:meta])* $name:ident, $bytes:literal, $sub:literal, $codes:expr,
      scales($p:ident) => $scales:expr,
-     $codes_of:ident($q:ident $(, $j:ident)?) => $unpack:expr $(, by_runs($r:ident, $runs:expr) => $by_runs:expr)?) => {
+     $codes_of:ident($q:ident $(, $j:ident)?) => $unpack:expr
+     $(, by_sub_blocks($r:ident, $sub_blocks:expr) => $by_sub_blocks:expr)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
@@ -22,20 +25,22 @@ macro_rules! k_format {
             const SUB: usize = $sub;
             const CODES: Codes = $codes;
             #[inline(always)]
-            unsafe fn scales<S: Quant>($p: *const u8) -> (S::W, S::W) {
+            unsafe fn scales<S: QuantSimd>($p: *const u8) -> (S::ScaleVec, S::ScaleVec) {
                 // SAFETY: offsets lie inside the block; features by the contract.
                 unsafe { $scales }
             }
             #[inline(always)]
-            unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
+            unsafe fn codes<S: QuantSimd>(p: *const u8) -> [S::CodeVec; 4] {
                 // SAFETY: offsets lie inside the block; features by the contract.
                 unsafe { $codes_of!(p, $q $(, $j)?, $unpack) }
             }
-            $(const RUNS: [u8; 16] = $runs;
+            $(const SUB_BLOCKS: [u8; 16] = $sub_blocks;
             #[inline(always)]
-            unsafe fn by_runs<S: Quant>($r: *const u8) -> [S::C; 4] {
+            unsafe fn by_sub_blocks<S: QuantSimd>($r: *const u8) -> [S::CodeVec; 4] {
                 // SAFETY: offsets lie inside the chunk; features by the contract.
-                unsafe { if S::RUNS_AS_LANES { $by_runs } else { transposed::<S, Self>($r) } }
+                unsafe {
+                    if S::SUB_BLOCKS_AS_LANES { $by_sub_blocks } else { transposed::<S, Self>($r) }
+                }
             })?
         }
     };
@@ -64,7 +69,7 @@ pub(crate) unsafe fn six_bits(p: *const u8) -> (u64, u64) {
 
 /// Scales and minimums of a block.
 #[inline(always)]
-unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
+unsafe fn scales_and_minimums<S: QuantSimd>(p: *const u8) -> (S::ScaleVec, S::ScaleVec) {
     // SAFETY: the caller's block is whole; features by the contract.
     unsafe {
         let (scales, minimums) = S::w_six_bits(p);
@@ -73,25 +78,28 @@ unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
     }
 }
 
-/// Runs of 16 weights of nibbles in pieces of 32 bytes: low nibbles are 32 weights, high ones the
-/// next.
-const RUNS_OF_PIECES: [u8; 16] = [0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15];
+/// Sub-blocks of 16 weights of nibbles in pieces of 32 bytes: low nibbles are 32 weights, high ones
+/// the next.
+const SUB_BLOCKS_OF_PIECES: [u8; 16] = [0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15];
 
-/// Runs of 16 weights of 2-bit fields in pieces of 32 bytes: the lowest are 32 weights, the next
-/// the next 32.
-pub(super) const RUNS_OF_CRUMBS: [u8; 16] = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
+/// Sub-blocks of 16 weights of 2-bit fields in pieces of 32 bytes: the lowest are 32 weights, the
+/// next the next 32.
+pub(super) const SUB_BLOCKS_OF_2BIT: [u8; 16] =
+    [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
 
 k_format!(Q4_K, 144, 32, Codes::Minimum(15),
 scales(p) => scales_and_minimums::<S>(p),
-codes(p, j) => S::fields(S::twice(p.add(16 + 32 * j)), 0, 4, 0x0f),
-by_runs(p, RUNS_OF_PIECES) => S::nibbles_by_runs(S::load64(p.add(16)), S::load64(p.add(80))));
+codes(p, j) => S::fields(S::broadcast32(p.add(16 + 32 * j)), 0, 4, 0x0f),
+by_sub_blocks(p, SUB_BLOCKS_OF_PIECES) => {
+    S::nibbles_by_sub_blocks(S::load64(p.add(16)), S::load64(p.add(80)))
+});
 
 k_format!(Q5_K, 176, 32, Codes::Minimum(31),
 scales(p) => scales_and_minimums::<S>(p),
 codes(p, j) => {
-    let low = S::fields(S::twice(p.add(48 + 32 * j)), 0, 4, 0x0f);
+    let low = S::fields(S::broadcast32(p.add(48 + 32 * j)), 0, 4, 0x0f);
     let bit = 2 * j as i32;
-    S::or(low, S::fields(S::twice(p.add(16)), bit - 4, bit - 3, 0x10))
+    S::or(low, S::fields(S::broadcast32(p.add(16)), bit - 4, bit - 3, 0x10))
 });
 
 k_format!(Q6_K, 210, 16, Codes::Offset(32),
@@ -104,7 +112,7 @@ codes(p, j) => {
     // upper bits.
     let (half, shift) = (j / 2, 4 * (j % 2) as i32);
     let low = S::fields(S::load64(p.add(64 * half)), shift, shift, 0x0f);
-    S::or(low, S::fields(S::twice(p.add(128 + 32 * half)), shift - 4, shift - 2, 0x30))
+    S::or(low, S::fields(S::broadcast32(p.add(128 + 32 * half)), shift - 4, shift - 2, 0x30))
 });
 
 k_format!(Q2_K, 84, 16, Codes::Minimum(15),
@@ -119,9 +127,9 @@ scales(p) => {
 },
 codes(p, j) => {
     let shift = 4 * (j % 2) as i32;
-    S::fields(S::twice(p.add(16 + 32 * (j / 2))), shift, shift + 2, 3)
+    S::fields(S::broadcast32(p.add(16 + 32 * (j / 2))), shift, shift + 2, 3)
 },
-by_runs(p, RUNS_OF_CRUMBS) => S::crumbs_by_runs(S::load64(p.add(16))));
+by_sub_blocks(p, SUB_BLOCKS_OF_2BIT) => S::unpack_2bit_by_lane(S::load64(p.add(16))));
 
 k_format!(Q3_K, 110, 16, Codes::Offset(4),
 scales(p) => {
@@ -136,20 +144,20 @@ scales(p) => {
 },
 codes(p, j) => {
     let shift = 4 * (j % 2) as i32;
-    let low = S::fields(S::twice(p.add(32 + 32 * (j / 2))), shift, shift + 2, 3);
-    // The third bit of run 2j of 32 weights is bit 2j of a byte, that of run 2j + 1 the next.
+    let low = S::fields(S::broadcast32(p.add(32 + 32 * (j / 2))), shift, shift + 2, 3);
+    // The third bit of the 32 weights 2j is bit 2j of a byte, that of weights 2j + 1 the next.
     let bit = 2 * j as i32;
-    S::or(low, S::fields(S::twice(p), bit - 2, bit - 1, 4))
+    S::or(low, S::fields(S::broadcast32(p), bit - 2, bit - 1, 4))
 });
 
 k_format!(IQ4_XS, 136, 32, Codes::Signed,
 scales(p) => {
-    let scales = spread_nibbles(u32_at(p.add(4))) | spread_crumbs(u16_at(p.add(2))) << 4;
+    let scales = spread_nibbles(u32_at(p.add(4))) | spread_2bit(u16_at(p.add(2))) << 4;
     let scales = S::w_add(S::w_bytes8(scales), S::w_splat(-32.0));
     (S::w_mul(scales, S::w_splat(half::<S>(p))), S::w_splat(0.0))
 },
-codes(p, j) => S::lookup(&IQ4NL_VALUES, S::nibbles(p.add(8 + 32 * j), p.add(24 + 32 * j))),
-by_runs(p, RUNS_OF_BLOCKS) => {
-    let codes = S::nibbles_by_runs(S::load64(p.add(8)), S::load64(p.add(72)));
-    look_each::<S>(&IQ4NL_VALUES, codes)
+codes(p, j) => S::lookup_signed(&IQ4NL_VALUES, S::nibbles(p.add(8 + 32 * j), p.add(24 + 32 * j))),
+by_sub_blocks(p, SUB_BLOCKS_OF_BLOCKS) => {
+    let codes = S::nibbles_by_sub_blocks(S::load64(p.add(8)), S::load64(p.add(72)));
+    lookup_signed_each::<S>(&IQ4NL_VALUES, codes)
 });

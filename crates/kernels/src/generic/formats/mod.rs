@@ -33,19 +33,19 @@ pub(crate) mod fields;
 pub(crate) mod kquants;
 pub(crate) mod ternary;
 
-use super::Quant;
+use super::QuantSimd;
 use fields::{u16_at, u32_at};
 
 /// The binary16 at `p`, which two more bytes of the block follow.
 #[inline(always)]
-unsafe fn half<S: Quant>(p: *const u8) -> f32 {
+unsafe fn half<S: QuantSimd>(p: *const u8) -> f32 {
     // SAFETY: the caller's bytes and features.
     unsafe { S::half_of(p, false) }
 }
 
 /// The binary16 at `p`, before which there are two more bytes of the block.
 #[inline(always)]
-unsafe fn last_half<S: Quant>(p: *const u8) -> f32 {
+unsafe fn last_half<S: QuantSimd>(p: *const u8) -> f32 {
     // SAFETY: the caller's bytes and features.
     unsafe { S::half_of(p.sub(2), true) }
 }
@@ -58,9 +58,19 @@ unsafe fn u64_at(p: *const u8) -> u64 {
 
 /// Signed values of a table for all codes of a chunk.
 #[inline(always)]
-unsafe fn look_each<S: Quant>(table: &[i8; 16], [a, b, c, d]: [S::C; 4]) -> [S::C; 4] {
+unsafe fn lookup_signed_each<S: QuantSimd>(
+    table: &[i8; 16],
+    [a, b, c, d]: [S::CodeVec; 4],
+) -> [S::CodeVec; 4] {
     // SAFETY: the caller's features.
-    unsafe { [S::lookup(table, a), S::lookup(table, b), S::lookup(table, c), S::lookup(table, d)] }
+    unsafe {
+        [
+            S::lookup_signed(table, a),
+            S::lookup_signed(table, b),
+            S::lookup_signed(table, c),
+            S::lookup_signed(table, d),
+        ]
+    }
 }
 
 /// Eight 4-bit fields, lowest first, as bytes.
@@ -74,7 +84,7 @@ fn spread_nibbles(x: u32) -> u64 {
 
 /// Eight 2-bit fields, lowest first, as bytes.
 #[inline(always)]
-fn spread_crumbs(x: u16) -> u64 {
+fn spread_2bit(x: u16) -> u64 {
     let x = u64::from(x);
     let x = (x | x << 24) & 0x0000_00ff_0000_00ff;
     let x = (x | x << 12) & 0x000f_000f_000f_000f;
@@ -88,9 +98,6 @@ mod tests {
     #[test]
     fn spreading_puts_each_field_in_its_byte() {
         assert_eq!(spread_nibbles(0x8765_4321).to_le_bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(
-            spread_crumbs(0b11_10_01_00_00_01_10_11).to_le_bytes(),
-            [3, 2, 1, 0, 0, 1, 2, 3]
-        );
+        assert_eq!(spread_2bit(0b11_10_01_00_00_01_10_11).to_le_bytes(), [3, 2, 1, 0, 0, 1, 2, 3]);
     }
 }

@@ -1,9 +1,9 @@
 //! Weights from the file's formats to the A operand of `tdpbf16ps`: 16 rows of 32 bf16.
 //!
 //! Each weight is rounded once, to the nearest bf16 of its exact value. Formats with few codes use
-//! a table: up to 32 possible values of a run of weights with one scale are computed in one or two
-//! multiplications and rounded. `vpermw` then looks up 32 weights per instruction. Other formats
-//! are converted and multiplied, 16 weights per vector.
+//! a table: up to 32 possible values of a sub-block of weights with one scale are computed in one
+//! or two multiplications and rounded. `vpermw` then looks up 32 weights per instruction. Other
+//! formats are converted and multiplied, 16 weights per vector.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -17,7 +17,7 @@ use crate::generic::formats::{blocks, kquants};
 use crate::generic::qstream::{CHUNK_BYTES, padded};
 use crate::generic::quant::Codes;
 use crate::x86::avx512::Avx512;
-use crate::{SLICE, TILE_K};
+use crate::{AMX_SLICE, TILE_K};
 
 /// Bytes of a tile.
 pub(super) const TILE: usize = 1024;
@@ -36,11 +36,11 @@ pub(super) trait Expand: 'static {
     const DIRECT: bool = false;
     /// Bytes that are read for a slice, even if the row has fewer; 0 for a format that reads only
     /// bytes of the row.
-    const BYTES: usize = SLICE / Self::BLOCK.0 * Self::BLOCK.1;
+    const BYTES: usize = AMX_SLICE / Self::BLOCK.0 * Self::BLOCK.1;
 
     /// Expands `len` weights of one row: 32 each to `to`, `to + TILE`…, the second part `low` bytes
-    /// after. `p` is valid for the weights, and for `BYTES`; `to` for eight runs of each part, with
-    /// anything in those after `len`.
+    /// after. `p` is valid for the weights, and for `BYTES`; `to` for eight sub-blocks of each
+    /// part, with anything in those after `len`.
     unsafe fn row(p: *const u8, len: usize, to: *mut u8, low: usize);
 }
 
@@ -155,17 +155,17 @@ impl Values {
 /// Writes the weights `32 · i …`.
 #[inline(always)]
 unsafe fn put(to: *mut u8, i: usize, weights: __m512i) {
-    // SAFETY: the caller's run has room.
+    // SAFETY: the caller's sub-block has room.
     unsafe { _mm512_storeu_si512(to.add(TILE * i).cast(), weights) }
 }
 
-/// Values in nibbles: runs of 32 weights in 16 bytes, the first 16 in the low halves.
+/// Values in nibbles: sub-blocks of 32 weights in 16 bytes, the first 16 in the low halves.
 pub(super) struct Nibbles<F>(PhantomData<F>);
 
 /// Location of the nibbles in a chunk, and their values before scaling.
 pub(super) trait NibbleFormat: Format {
     const VALUES: [f32; 16];
-    /// Bytes before the nibbles of the first run, and from one run to the next.
+    /// Bytes before the nibbles of the first sub-block, and from one sub-block to the next.
     const AT: (usize, usize);
 }
 
@@ -236,7 +236,7 @@ impl<F: NibbleFormat> Expand for Nibbles<F> {
     }
 }
 
-/// Q4_K: 32 bytes hold one run in their low halves and the next in their high ones.
+/// Q4_K: 32 bytes hold one sub-block in their low halves and the next in their high ones.
 pub(super) struct Q4K;
 
 impl Expand for Q4K {
@@ -271,7 +271,7 @@ impl<F: Format> Expand for Tables<F> {
 
     #[inline(always)]
     unsafe fn row(p: *const u8, _: usize, to: *mut u8, _: usize) {
-        const { assert!(F::CODES.top() <= if F::SUB == 32 { 31 } else { 15 }) };
+        const { assert!(F::CODES.code_limit() <= if F::SUB == 32 { 31 } else { 15 }) };
         // SAFETY: the chunk is whole; features by the contract.
         unsafe {
             let mut values = Values::new::<F>(p, &COUNT);
@@ -279,7 +279,7 @@ impl<F: Format> Expand for Tables<F> {
                 values.codes = _mm512_sub_ps(values.codes, _mm512_set1_ps(offset as f32));
             }
             let above = _mm512_add_ps(values.codes, _mm512_set1_ps(16.0));
-            let mut codes = [0u8; SLICE];
+            let mut codes = [0u8; AMX_SLICE];
             for (j, group) in F::codes::<Avx512>(p).into_iter().enumerate() {
                 _mm512_storeu_si512(codes.as_mut_ptr().add(64 * j).cast(), group);
             }
@@ -295,7 +295,7 @@ impl<F: Format> Expand for Tables<F> {
                 let weights = if F::SUB == 16 {
                     let half = _mm512_inserti64x4::<0>(sixteen, _mm256_setzero_si256());
                     _mm512_permutexvar_epi16(_mm512_or_si512(index(i), half), values.two(2 * i))
-                } else if F::CODES.top() > 15 {
+                } else if F::CODES.code_limit() > 15 {
                     let table = pack(values.of(values.codes, i), values.of(above, i));
                     _mm512_permutexvar_epi16(index(i), table)
                 } else if i % 2 == 0 {
@@ -338,7 +338,7 @@ impl<F: Format> Expand for Products<F> {
         unsafe {
             let scales = Lanes::new(F::scales::<Avx512>(p).0);
             let offset = _mm512_set1_epi8(F::CODES.offset::<Avx512>() as i8);
-            let mut codes = [0i8; SLICE];
+            let mut codes = [0i8; AMX_SLICE];
             for (j, group) in F::codes::<Avx512>(p).into_iter().enumerate() {
                 let signed = _mm512_sub_epi8(group, offset);
                 _mm512_storeu_si512(codes.as_mut_ptr().add(64 * j).cast(), signed);
@@ -371,7 +371,7 @@ impl Expand for Q8 {
     }
 }
 
-/// The mask of run `i`: of 32 values those before `len`.
+/// The mask of sub-block `i`: of 32 values those before `len`.
 #[inline(always)]
 fn mask(len: usize, i: usize) -> u32 {
     let left = len.saturating_sub(TILE_K * i);
@@ -439,7 +439,7 @@ mod tests {
             if !(crate::x86::avx512::available() && super::super::vectors()) {
                 return;
             }
-            let bytes = SLICE / E::BLOCK.0 * E::BLOCK.1;
+            let bytes = AMX_SLICE / E::BLOCK.0 * E::BLOCK.1;
             let data = vec![0x35u8; 16 * bytes + 64];
             let mut panel = vec![0u64; 4 * TILE];
             let to = panel.as_mut_ptr().cast::<u8>();
@@ -448,7 +448,7 @@ mod tests {
                 data: data.as_ptr(),
                 stride: bytes,
                 rows: 16,
-                len: SLICE,
+                len: AMX_SLICE,
                 end: data.as_ptr_range().end,
                 low: 8 * TILE,
             };
@@ -466,7 +466,7 @@ mod tests {
             println!(
                 "{:8} {:6.1} G weights/s",
                 E::TYPE.name(),
-                (100 * 16 * SLICE) as f64 / best / 1e9
+                (100 * 16 * AMX_SLICE) as f64 / best / 1e9
             );
         }
         rate::<Nibbles<blocks::Q4_0>>();

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use crate::x86::avx512::transpose16;
-use crate::{Q8Rows, SLICE, TILE_K, TILE_ROWS};
+use crate::{AMX_SLICE, Q8Rows, TILE_K, TILE_ROWS};
 
 /// See [`Interleave`](crate::Interleave).
 pub(super) fn interleave(
@@ -94,7 +94,7 @@ impl Rows for Codes {
 /// # Safety
 /// The source has `rows` rows of `len` values.
 unsafe fn piece<S: Rows>(source: S, rows: usize, len: usize, high: &mut [u16], low: &mut [u16]) {
-    assert!(rows <= TILE_ROWS && len <= SLICE);
+    assert!(rows <= TILE_ROWS && len <= AMX_SLICE);
     let values = TILE_ROWS * len.next_multiple_of(TILE_K);
     assert!(high.len() >= values && (low.is_empty() || low.len() >= values));
     // SAFETY: lengths were checked; the level was handed out after its features were found.

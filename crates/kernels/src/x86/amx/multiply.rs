@@ -17,14 +17,14 @@ use super::expand::{Expander, Strip, TILE};
 use super::interleave::{interleave, interleave_q8};
 use super::unit::Unit;
 use crate::x86::avx512::transpose16;
-use crate::{Acts, OutMut, SLICE, Scratch, TILE_K, TILE_ROWS, TileRows, WeightRows, slice_len};
+use crate::{AMX_SLICE, Acts, OutMut, Scratch, TILE_K, TILE_ROWS, TileRows, WeightRows, slice_len};
 
 /// Weight rows of a panel.
 pub(super) const PANEL_ROWS: usize = 64;
 /// Bytes of a panel; with two parts it has half as many rows.
-const PANEL: usize = PANEL_ROWS * SLICE * 2;
+const PANEL: usize = PANEL_ROWS * AMX_SLICE * 2;
 /// Bytes of 16 rows of a panel.
-const STRIP: usize = TILE_ROWS * SLICE * 2;
+const STRIP: usize = TILE_ROWS * AMX_SLICE * 2;
 /// Tiles of tokens that see a panel before the next rows are expanded.
 const TOKEN_TILES: usize = 64;
 /// Tiles of sums that wait for the next slice.
@@ -95,7 +95,7 @@ fn strips_at_once(token_tiles: usize) -> usize {
 fn tile(x: &Acts<'_>, first: usize, rows: usize, parts: usize, to: &mut [u16]) {
     let k = x.k();
     let (high, low) = to.split_at_mut(TileRows::part(rows, k));
-    for slice in 0..k.div_ceil(SLICE) {
+    for slice in 0..k.div_ceil(AMX_SLICE) {
         let len = slice_len(k, slice);
         for tile in 0..rows.div_ceil(TILE_ROWS) {
             let t = first + tile * TILE_ROWS;
@@ -105,10 +105,10 @@ fn tile(x: &Acts<'_>, first: usize, rows: usize, parts: usize, to: &mut [u16]) {
             let low = if parts > 1 { &mut low[piece] } else { &mut [] };
             match x {
                 Acts::F32 { x, .. } => {
-                    let x = &x[t * k + slice * SLICE..][..(count - 1) * k + len];
+                    let x = &x[t * k + slice * AMX_SLICE..][..(count - 1) * k + len];
                     interleave(x, k, count, len, high, low);
                 }
-                Acts::Q8(x) => interleave_q8(x, (t, slice * SLICE), count, len, high, low),
+                Acts::Q8(x) => interleave_q8(x, (t, slice * AMX_SLICE), count, len, high, low),
                 Acts::Tiles(_) => unreachable!("they are tiles already"),
             }
         }
@@ -212,7 +212,7 @@ impl Product<'_> {
     ) {
         unsafe {
             begin::<U, R, T>(unit, None, 0);
-            let slices = self.w.k.div_ceil(SLICE);
+            let slices = self.w.k.div_ceil(AMX_SLICE);
             for slice in 0..slices {
                 let next = if slice + 1 < slices { (r0, slice + 1) } else { (r0 + BLOCK_ROWS, 0) };
                 self.fetch::<{ _MM_HINT_T0 }>(next.0, BLOCK_ROWS, next.1);
@@ -223,7 +223,7 @@ impl Product<'_> {
                     && slice_len(self.w.k, slice).is_multiple_of(TILE_K)
                 {
                     let row = self.w.row_bytes();
-                    let p = self.w.data.as_ptr().add(r0 * row + 2 * slice * SLICE);
+                    let p = self.w.data.as_ptr().add(r0 * row + 2 * slice * AMX_SLICE);
                     Weights { p, row, step: 64, strip: TILE_ROWS * row, low: 0 }
                 } else {
                     self.expand(r0, rows, slice, panel)
@@ -249,7 +249,7 @@ impl Product<'_> {
             assert!(sums.len() >= strips_at_once(tiles) * tiles * TILE);
             for r0 in (0..self.w.rows).step_by(rows) {
                 let end = (r0 + rows).min(self.w.rows);
-                for slice in 0..self.w.k.div_ceil(SLICE) {
+                for slice in 0..self.w.k.div_ceil(AMX_SLICE) {
                     unsafe {
                         self.sweep::<U, PARTS>(unit, out, (t0, tiles), r0..end, slice, panel, sums)
                     }
@@ -272,7 +272,7 @@ impl Product<'_> {
         sums: &mut [u8],
     ) {
         let each = PANEL_ROWS / PARTS;
-        let last = slice + 1 == self.w.k.div_ceil(SLICE);
+        let last = slice + 1 == self.w.k.div_ceil(AMX_SLICE);
         for r0 in rows.clone().step_by(each) {
             unsafe {
                 let next = if r0 + each < rows.end {
@@ -335,7 +335,7 @@ impl Product<'_> {
     /// Start of a slice in a row.
     #[inline(always)]
     fn bytes(&self, slice: usize) -> usize {
-        slice * SLICE / self.expander.block.0 * self.expander.block.1
+        slice * AMX_SLICE / self.expander.block.0 * self.expander.block.1
     }
 
     /// Asks for a slice of rows that will be expanded next; they need not exist.

@@ -166,7 +166,7 @@ pub fn run(evaluator: &mut Evaluator, test: &Test, plan: &Plan) -> Result<Vec<Te
     }
     evaluator.measure(true);
     once(evaluator, test, n_vocab)?;
-    let times = evaluator.measured();
+    let times = evaluator.op_times();
     evaluator.measure(false);
     let cost = RoundCost { tokens: (test.prompt + test.generate) * test.sequences, times };
     repeat(test, plan, &cost, || {

@@ -16,7 +16,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use puna_cpu::probe::{self, Limits};
+use puna_cpu::probe::{self, MachinePeaks};
 use puna_engine::{Evaluator, PAGE_TOKENS};
 use puna_graph::Backend;
 use serde_json::json;
@@ -52,12 +52,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let machine = plan.compute.backend()?.describe();
     out::note(format_args!("probing the machine: {}", report::machine(&machine)));
-    let before = probe::limits(machine.threads, &machine.kernels)?;
+    let before = probe::machine_peaks(machine.threads, &machine.kernels)?;
     let (measured, resident) =
         if plan.embeds() { embeddings(&file, &plan)? } else { steps(&file, &plan)? };
     // Other processes may have been busy at one end of the run, so the better of both probes
     // counts.
-    let limits: Limits = before.best(probe::limits(machine.threads, &machine.kernels)?);
+    let limits: MachinePeaks =
+        before.best(probe::machine_peaks(machine.threads, &machine.kernels)?);
     let report = Report {
         model: &file.display_name,
         facts: facts(args, &file),

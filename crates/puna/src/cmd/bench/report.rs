@@ -1,6 +1,6 @@
 //! Prints results as text and as JSON.
 
-use puna_cpu::probe::Limits;
+use puna_cpu::probe::MachinePeaks;
 use puna_graph::Description;
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ pub struct Report<'a> {
     /// Description of the model in JSON.
     pub facts: Value,
     pub machine: Description,
-    pub limits: Limits,
+    pub limits: MachinePeaks,
     /// Processors that this process may use.
     pub cores: usize,
     pub results: Vec<ComparedResult>,
@@ -49,7 +49,7 @@ pub struct LimitShares {
 }
 
 impl LimitShares {
-    pub fn of(measured: &TestResult, limits: Limits) -> Self {
+    pub fn of(measured: &TestResult, limits: MachinePeaks) -> Self {
         let tokens = measured.tokens_per_second() / 1e9;
         let macs = measured.macs_per_token * tokens;
         Self {
@@ -236,7 +236,7 @@ pub(super) mod tests {
     use crate::cmd::bench::measure::Test;
 
     pub fn report() -> Report<'static> {
-        let limits = Limits { read_gbs: 20.0, int8_gmacs: 400.0, bf16_gmacs: 200.0 };
+        let limits = MachinePeaks { read_gbs: 20.0, int8_gmacs: 400.0, bf16_gmacs: 200.0 };
         let result = |test, speed: f64, bytes, macs, other| ComparedResult {
             measured: TestResult {
                 test,

@@ -48,7 +48,7 @@ pub fn run(model: &str, tokens: usize, dot: Option<&Path>, as_json: bool) -> Res
 
 fn node(plan: &Plan, model: &Model, at: usize) -> Value {
     let node = &plan.graph.nodes()[at];
-    let place = plan.place(node.out);
+    let range = plan.arena_range(node.out);
     let name =
         node.layer.map_or_else(|| node.name.to_owned(), |layer| format!("{}-{layer}", node.name));
     // A slice has no node of its own; it depends on the node that fills its storage.
@@ -62,16 +62,16 @@ fn node(plan: &Plan, model: &Model, at: usize) -> Value {
         .collect();
     json!({
         "id": node.out.index(), "name": name, "op": node.op.name(), "type": "f32",
-        "shape": [place.cols, plan.capacity.rows(place.rows)],
-        "rows": match place.rows { Rows::Tokens => "tokens", Rows::Outputs => "outputs" },
-        "offset": place.start * 4, "stride": place.stride * 4, "inputs": inputs, "weights": weights,
+        "shape": [range.cols, plan.capacity.rows(range.rows)],
+        "rows": match range.rows { Rows::Tokens => "tokens", Rows::Outputs => "outputs" },
+        "offset": range.start * 4, "stride": range.stride * 4, "inputs": inputs, "weights": weights,
     })
 }
 
 /// Tensors that an operation reads.
 fn weights(op: &Op) -> Vec<usize> {
     let ids = match op {
-        Op::Embed { table, .. } | Op::EmbedListed { table, .. } => vec![Some(*table)],
+        Op::Embed { table, .. } | Op::EmbedRows { table, .. } => vec![Some(*table)],
         Op::Linear { w, bias, .. } => vec![Some(*w), *bias],
         Op::LinearOfHeads { w, .. } => vec![Some(*w)],
         Op::RmsNorm { w, .. } => vec![*w],

@@ -25,7 +25,7 @@ pub struct LowRank {
 
 /// A control vector: added to the residual stream behind a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Direction {
+pub struct ControlVector {
     /// `[features]`.
     pub vector: WeightId,
     /// Number of the adapter; its scale multiplies the vector.
@@ -34,24 +34,24 @@ pub struct Direction {
 
 /// All adapters of a model.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Changes {
+pub struct AdapterUpdates {
     /// Low-rank updates by matrix.
     pub products: BTreeMap<WeightId, Vec<LowRank>>,
     /// Control vectors by layer.
-    pub directions: BTreeMap<usize, Vec<Direction>>,
+    pub control_vectors: BTreeMap<usize, Vec<ControlVector>>,
 }
 
-impl Changes {
+impl AdapterUpdates {
     /// Whether there are no adapters.
     pub fn is_empty(&self) -> bool {
-        self.products.is_empty() && self.directions.is_empty()
+        self.products.is_empty() && self.control_vectors.is_empty()
     }
 }
 
 /// Low-rank updates of the matrices of experts. If gate and up are one tensor, both have the same
 /// updates and use their own rows.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct ExpertChanges {
+pub struct ExpertLoraUpdates {
     /// Of `gate`; of `up` for experts without a gate.
     pub gate: Vec<LowRank>,
     /// Of `up`.

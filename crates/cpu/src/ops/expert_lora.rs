@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use puna_kernels::{Acts, OutMut, Scratch, WeightRows};
 
-use super::moe::{ExpertMatrix, Mixture, SLOTS_PER_TASK};
-use crate::memory::Shared;
+use super::moe::{ExpertMatrix, MoeLayer, SLOTS_PER_TASK};
+use crate::memory::SharedBuffer;
 use crate::step::{Instruction, Step, ThreadScratch};
 
 /// A low-rank update of all experts.
-pub struct ExpertChange {
+pub struct ExpertLora {
     pub down: ExpertMatrix,
     pub up: ExpertMatrix,
     pub scale: f32,
@@ -27,19 +27,19 @@ pub enum ExpertProduct {
 
 /// Adds the low-rank updates of one product of the experts. Each slot is computed alone, since the
 /// matrices are thin, and so has the same bits in every step.
-pub struct AddChanges {
-    pub mixture: Arc<Mixture>,
+pub struct AddExpertLora {
+    pub moe: Arc<MoeLayer>,
     pub product: ExpertProduct,
-    pub changes: Vec<ExpertChange>,
+    pub updates: Vec<ExpertLora>,
 }
 
-impl AddChanges {
-    fn products(&self) -> &Shared<f32> {
-        let state = &self.mixture.state;
+impl AddExpertLora {
+    fn products(&self) -> &SharedBuffer<f32> {
+        let buffers = &self.moe.buffers;
         match self.product {
-            ExpertProduct::Gate => &state.gate,
-            ExpertProduct::Up => &state.up,
-            ExpertProduct::Down => &state.down,
+            ExpertProduct::Gate => &buffers.gate,
+            ExpertProduct::Up => &buffers.up,
+            ExpertProduct::Down => &buffers.down,
         }
     }
 
@@ -48,36 +48,36 @@ impl AddChanges {
     /// # Safety
     /// The input was written before a barrier, and no thread writes it now.
     unsafe fn input<'a>(&'a self, slot: usize, step: &'a Step<'_>) -> &'a [f32] {
-        let m = &*self.mixture;
+        let m = &*self.moe;
         // SAFETY: the caller keeps the same contract.
         unsafe {
             match self.product {
                 ExpertProduct::Gate | ExpertProduct::Up => {
-                    step.arena.row(&m.x, m.state.tokens.slice(slot, 1)[0] as usize)
+                    step.arena.row(&m.x, m.buffers.tokens.slice(slot, 1)[0] as usize)
                 }
-                ExpertProduct::Down => m.state.gate.slice(slot * m.spec.hidden, m.spec.hidden),
+                ExpertProduct::Down => m.buffers.gate.slice(slot * m.spec.hidden, m.spec.hidden),
             }
         }
     }
 }
 
 // SAFETY: a task writes slots of the products that are its own.
-unsafe impl Instruction for AddChanges {
+unsafe impl Instruction for AddExpertLora {
     fn name(&self) -> &'static str {
         "moe"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.mixture.slots(step).div_ceil(SLOTS_PER_TASK)
+        self.moe.slots(step).div_ceil(SLOTS_PER_TASK)
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
-        let (m, ThreadScratch { kernel, floats, .. }) = (&*self.mixture, scratch);
+        let (m, ThreadScratch { kernel, floats, .. }) = (&*self.moe, scratch);
         for slot in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.slots(step)) {
             let expert = m.matrix_of(m.expert_of(slot));
             // SAFETY: an earlier instruction wrote it, behind a barrier.
-            let token = unsafe { m.state.tokens.slice(slot, 1)[0] as usize };
-            for ExpertChange { down, up, scale, adapter } in &self.changes {
+            let token = unsafe { m.buffers.tokens.slice(slot, 1)[0] as usize };
+            for ExpertLora { down, up, scale, adapter } in &self.updates {
                 let by = scale * step.input.adapter_scale(*adapter, m.x.rows, token);
                 floats.resize(down.n + up.n, 0.0);
                 let (thin, wide) = floats.split_at_mut(down.n);
@@ -88,15 +88,15 @@ unsafe impl Instruction for AddChanges {
                 };
                 multiply(down, expert, x, thin, step, kernel);
                 multiply(up, expert, thin, wide, step, kernel);
-                out.iter_mut().zip(wide).for_each(|(y, change)| *y += by * *change);
+                out.iter_mut().zip(wide).for_each(|(y, update)| *y += by * *update);
             }
         }
     }
 
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
-        let slots = self.mixture.slots(step);
-        let halves = self.changes.iter().flat_map(|change| [&change.down, &change.up]);
-        let experts = slots.min(self.mixture.spec.experts);
+        let slots = self.moe.slots(step);
+        let halves = self.updates.iter().flat_map(|update| [&update.down, &update.up]);
+        let experts = slots.min(self.moe.spec.experts);
         let bytes = halves.clone().map(|x| (experts * x.n * x.row_bytes) as u64).sum();
         (bytes, halves.map(|x| (slots * x.n * x.k) as u64).sum())
     }

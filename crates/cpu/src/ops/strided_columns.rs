@@ -5,7 +5,7 @@ use puna_graph::ArenaRange;
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// Copies columns.
-pub struct Pick {
+pub struct StridedColumns {
     pub x: ArenaRange,
     pub out: ArenaRange,
     /// First column within a period.
@@ -17,7 +17,7 @@ pub struct Pick {
 }
 
 // SAFETY: a task writes its own rows of the result.
-unsafe impl Instruction for Pick {
+unsafe impl Instruction for StridedColumns {
     fn name(&self) -> &'static str {
         "pick"
     }
