@@ -55,7 +55,7 @@ pub use error::{
 pub use http::base_url::{LocalRequest, TlsConnection};
 pub use http::target::unescaped;
 pub use http::{ClientAddress, Mirror};
-pub use metrics::Metric;
+pub use metrics::{METRIC_FAMILIES, Metric, MetricFamily, MetricKind};
 pub use pull_through::{PullThrough, UpstreamLookup, UpstreamManifest, Upstreams};
 pub use quota::Quota;
 pub use retention::usage_log::UsageLog;

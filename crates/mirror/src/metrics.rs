@@ -1,5 +1,7 @@
 //! Metrics of the registry protocol.
 
+pub(crate) mod families;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -11,26 +13,21 @@ use crate::http::target::Target;
 use crate::locks::lock;
 use crate::storage::ByteStream;
 
-/// A metric in Prometheus terms.
+pub use families::{METRIC_FAMILIES, MetricFamily, MetricKind};
+
+/// A metric with its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metric {
-    /// Name of the metric.
-    pub name: &'static str,
-    /// `counter` or `gauge`.
-    pub kind: &'static str,
-    /// Help text.
-    pub help: &'static str,
+    /// Definition of the metric.
+    pub family: &'static MetricFamily,
     /// Values by labels.
     pub samples: Vec<(Vec<(&'static str, String)>, u64)>,
 }
 
 impl Metric {
-    pub(crate) fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
-        Self { name, kind: "counter", help, samples: vec![(Vec::new(), value)] }
-    }
-
-    pub(crate) fn gauge(name: &'static str, help: &'static str, value: u64) -> Self {
-        Self { name, kind: "gauge", help, samples: vec![(Vec::new(), value)] }
+    /// A metric without labels.
+    pub(crate) fn new(family: &'static MetricFamily, value: u64) -> Self {
+        Self { family, samples: vec![(Vec::new(), value)] }
     }
 }
 
@@ -86,32 +83,11 @@ impl Metrics {
                 (labels.to_vec(), *count)
             };
         vec![
-            Metric {
-                name: "puna_mirror_requests_total",
-                kind: "counter",
-                help: "Requests to the registry by kind, method and status of the response.",
-                samples: responses.iter().map(sample).collect(),
-            },
-            Metric::counter(
-                "puna_mirror_sent_bytes_total",
-                "Bytes of blobs sent to clients.",
-                self.sent_bytes.load(Relaxed),
-            ),
-            Metric::counter(
-                "puna_mirror_received_bytes_total",
-                "Bytes of uploads received from clients.",
-                self.received_bytes.load(Relaxed),
-            ),
-            Metric::counter(
-                "puna_mirror_retired_total",
-                "Tags and manifests removed by mirror.retention.",
-                self.removed_manifests.load(Relaxed),
-            ),
-            Metric::counter(
-                "puna_mirror_retired_bytes_total",
-                "Bytes of blobs that became unreferenced by mirror.retention.",
-                self.freed_bytes.load(Relaxed),
-            ),
+            Metric { family: &families::REQUESTS, samples: responses.iter().map(sample).collect() },
+            Metric::new(&families::SENT_BYTES, self.sent_bytes.load(Relaxed)),
+            Metric::new(&families::RECEIVED_BYTES, self.received_bytes.load(Relaxed)),
+            Metric::new(&families::RETIRED, self.removed_manifests.load(Relaxed)),
+            Metric::new(&families::RETIRED_BYTES, self.freed_bytes.load(Relaxed)),
         ]
     }
 }

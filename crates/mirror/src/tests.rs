@@ -2,6 +2,7 @@
 
 mod limits;
 mod manifest_lists;
+mod metrics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -28,7 +28,7 @@ use crate::http::base_url::{LocalRequest, header_text};
 use crate::http::target::{Target, WEB_UI_PATH, query_value, unescaped};
 use crate::locks::{KeyGuard, KeyedLocks};
 use crate::loop_detection::MirrorId;
-use crate::metrics::{Metric, Metrics};
+use crate::metrics::{Metric, Metrics, families};
 use crate::pull_through::{FetchStats, PullThrough, Requester};
 use crate::quota::namespace_index::NamespaceIndex;
 use crate::retention::Rule;
@@ -160,36 +160,12 @@ impl Mirror {
             None => FetchStats::default(),
         };
         metrics.extend([
-            Metric::counter(
-                "puna_mirror_hits_total",
-                "Requests for upstream tags served from the storage.",
-                fetch_stats.hits,
-            ),
-            Metric::counter(
-                "puna_mirror_misses_total",
-                "Upstream tags and manifests that had to be fetched.",
-                fetch_stats.misses,
-            ),
-            Metric::counter(
-                "puna_mirror_fetch_failures_total",
-                "Failed fetches from upstreams.",
-                fetch_stats.failures,
-            ),
-            Metric::counter(
-                "puna_mirror_fetches_refused_total",
-                "Fetches rejected by mirror.fetch, mirror.fetch_limit or mirror.fetch_parallel.",
-                fetch_stats.refused,
-            ),
-            Metric::counter(
-                "puna_mirror_fetched_bytes_total",
-                "Bytes fetched from upstreams.",
-                fetch_stats.bytes,
-            ),
-            Metric::gauge(
-                "puna_mirror_fetching",
-                "Running fetches from upstreams.",
-                fetch_stats.running,
-            ),
+            Metric::new(&families::HITS, fetch_stats.hits),
+            Metric::new(&families::MISSES, fetch_stats.misses),
+            Metric::new(&families::FETCH_FAILURES, fetch_stats.failures),
+            Metric::new(&families::FETCHES_REFUSED, fetch_stats.refused),
+            Metric::new(&families::FETCHED_BYTES, fetch_stats.bytes),
+            Metric::new(&families::FETCHING, fetch_stats.running),
         ]);
         metrics.extend(self.namespace_index().metrics().await?);
         Ok(metrics)

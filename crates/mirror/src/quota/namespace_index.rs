@@ -15,7 +15,7 @@ use puna_store::Digest;
 use crate::auth::{Permission, Principal};
 use crate::error::MirrorError;
 use crate::locks::{KeyGuard, lock};
-use crate::metrics::Metric;
+use crate::metrics::{Metric, families};
 use crate::pull_through::PullThrough;
 use crate::quota::reservation::{QuotaReservations, UploadReservation};
 use crate::quota::{Quota, check_quota};
@@ -368,27 +368,17 @@ impl NamespaceIndex {
         let blobs: HashMap<Digest, u64> =
             manifests.clone().flat_map(|object| object.blobs.iter().copied()).collect();
         let mut metrics = vec![
-            Metric::gauge("puna_mirror_manifests", "Stored manifests.", manifests.count() as u64),
-            Metric::gauge(
-                "puna_mirror_library_bytes",
-                "Bytes of all blobs that manifests reference.",
-                sum(&blobs),
-            ),
+            Metric::new(&families::MANIFESTS, manifests.count() as u64),
+            Metric::new(&families::LIBRARY_BYTES, sum(&blobs)),
         ];
         let uses = self.quota_usage().await?;
         let of = |value: fn(&QuotaUsage) -> u64| {
             uses.iter().map(|of| (vec![("namespace", of.namespace.clone())], value(of))).collect()
         };
-        for (name, help, samples) in [
-            (
-                "puna_mirror_quota_used_bytes",
-                "Bytes used by namespaces with a quota.",
-                of(|of| of.used),
-            ),
-            ("puna_mirror_quota_bytes", "Quotas of namespaces in bytes.", of(|of| of.quota)),
-        ] {
-            metrics.push(Metric { name, kind: "gauge", help, samples });
-        }
+        metrics.extend([
+            Metric { family: &families::QUOTA_USED_BYTES, samples: of(|of| of.used) },
+            Metric { family: &families::QUOTA_BYTES, samples: of(|of| of.quota) },
+        ]);
         Ok(metrics)
     }
 

@@ -14,7 +14,7 @@ Examples:
   puna export llama3.2 llama3.2.gguf
 
 Environment Variables:
-      OLLAMA_MODELS              The path to the models directory";
+      OLLAMA_MODELS";
 
 pub const IMPORT_HELP: &str = "\
 A model of the same name is replaced. If any part of the file is damaged, nothing is stored.
@@ -24,7 +24,7 @@ Examples:
   puna import --name mine model.tar.gz
 
 Environment Variables:
-      OLLAMA_MODELS              The path to the models directory";
+      OLLAMA_MODELS";
 
 #[derive(Args, Debug)]
 pub struct ExportArgs {

@@ -16,8 +16,8 @@ Examples:
   puna launch zed --print                  prints the settings for any other client
 
 Environment Variables:
-      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
-      PUNA_API_KEY               Key of the server";
+      OLLAMA_HOST
+      PUNA_API_KEY";
 
 #[derive(Args, Debug)]
 pub struct LaunchArgs {

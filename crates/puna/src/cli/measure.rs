@@ -20,8 +20,8 @@ Examples:
   puna bench model.gguf --compare peer.json --plot chart.svg
 
 Environment Variables:
-      OLLAMA_MODELS              The path to the models directory
-      PUNA_KERNELS               Kernel level (see `puna debug kernels`)";
+      OLLAMA_MODELS
+      PUNA_KERNELS";
 
 #[derive(Args, Debug)]
 pub struct QuantizeArgs {

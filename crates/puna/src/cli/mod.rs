@@ -3,6 +3,7 @@
 
 mod bundle;
 mod debug;
+mod help;
 mod launch;
 mod measure;
 mod server;
@@ -12,6 +13,8 @@ mod tests;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+
+use help::with_variables;
 
 pub use bundle::*;
 pub use debug::*;
@@ -38,8 +41,8 @@ pub struct Cli {
     pub command: Option<Command>,
 }
 
-const HOST_HELP: &str = "Environment Variables:\n      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
-const STORE_HELP: &str = "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.\n\nEnvironment Variables:\n      OLLAMA_MODELS              The path to the models directory\n      PUNA_KERNELS               Kernel level (see `puna debug kernels`)";
+const HOST_HELP: &str = "Environment Variables:\n      OLLAMA_HOST";
+const STORE_HELP: &str = "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.\n\nEnvironment Variables:\n      OLLAMA_MODELS\n      PUNA_KERNELS";
 const CONFIG_HELP: &str = "\
 A setting is taken from the command line, else from the variable PUNA_KEY or OLLAMA_KEY of the environment, else from the
 configuration file: PUNA_CONFIG names it; else it is ~/.config/puna/puna.toml, else /etc/puna/puna.toml. The output has the
@@ -48,27 +51,26 @@ const SERVE_HELP: &str =
     "Settings may also be in a configuration file; `puna config` shows them all.
 
 Environment Variables:
-      OLLAMA_DEBUG               Log more: debug information (1), traces too (2)
-      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
-      OLLAMA_CONTEXT_LENGTH      Context length unless otherwise specified
-      OLLAMA_KEEP_ALIVE          How long models stay in memory (default \"5m\")
-      OLLAMA_MAX_LOADED_MODELS   Maximum number of loaded models
-      OLLAMA_MAX_QUEUE           Maximum number of queued requests
-      OLLAMA_MODELS              The path to the models directory
-      OLLAMA_NUM_PARALLEL        Maximum number of parallel requests
-      OLLAMA_NOPRUNE             No automatic clean-up; replaced models keep blobs
-      OLLAMA_ORIGINS             A comma separated list of allowed origins
-      OLLAMA_KV_CACHE_TYPE       Type of the K/V cache (default \"f16\")
+      OLLAMA_DEBUG
+      OLLAMA_HOST
+      OLLAMA_CONTEXT_LENGTH
+      OLLAMA_KEEP_ALIVE
+      OLLAMA_MAX_LOADED_MODELS
+      OLLAMA_MAX_QUEUE
+      OLLAMA_MODELS
+      OLLAMA_NUM_PARALLEL
+      OLLAMA_NOPRUNE
+      OLLAMA_ORIGINS
+      OLLAMA_KV_CACHE_TYPE
       OLLAMA_MAX_TRANSFER_STREAMS
-                                 Connections of one download (default 8)
-      PUNA_IMAGE_URLS            Fetch images that requests name by address
-      PUNA_IMAGE_HOSTS           Hosts of images that need no public address
-      OLLAMA_LOAD_TIMEOUT        How long a model load may stall (default \"5m\")
-      OLLAMA_GO_TEMPLATE         Prefer Go templates (true) or Jinja (false)
-      PUNA_SPECULATE             As --speculate (default \"auto\")
-      PUNA_KERNELS               Kernel level to use instead of the best
-      PUNA_THREADS               Threads per model instead of one per core
-      PUNA_DETERMINISTIC         As --deterministic";
+      PUNA_IMAGE_URLS
+      PUNA_IMAGE_HOSTS
+      OLLAMA_LOAD_TIMEOUT
+      OLLAMA_GO_TEMPLATE
+      PUNA_SPECULATE
+      PUNA_KERNELS
+      PUNA_THREADS
+      PUNA_DETERMINISTIC";
 const MIRROR_HELP: &str = "\
 Serves the models of the store to Ollama, Puna, and the tools of container registries (skopeo, oras, docker …):
   puna mirror --host 0.0.0.0:5000
@@ -79,15 +81,15 @@ Serves the models of the store to Ollama, Puna, and the tools of container regis
 `puna mirror retain --dry-run` shows what the rules of mirror.retention would remove.
 
 Environment Variables:
-      PUNA_MIRROR_HOST           Address to listen on (default 127.0.0.1:5000)
-      PUNA_MIRROR_UPSTREAMS      Registries to fetch missing models from
-      PUNA_MIRROR_PUSH           Allow pushes from other machines too
-      PUNA_MIRROR_DELETE         Allow removal of models by keys of scope admin
-      PUNA_MIRROR_RETENTION      Retention rules, such as library=pulled:30d
-      PUNA_MIRROR_FETCH          The only models to fetch, such as library/*
-      OLLAMA_MODELS              The path to the models directory
-      PUNA_TLS_CERTIFICATE, PUNA_TLS_KEY
-                                 Certificate and key, for https";
+      PUNA_MIRROR_HOST
+      PUNA_MIRROR_UPSTREAMS
+      PUNA_MIRROR_PUSH
+      PUNA_MIRROR_DELETE
+      PUNA_MIRROR_RETENTION
+      PUNA_MIRROR_FETCH
+      OLLAMA_MODELS
+      PUNA_TLS_CERTIFICATE
+      PUNA_TLS_KEY";
 const RUN_HELP: &str = "\
 MODEL is the name of a stored model (such as cria) or the path of a GGUF file, which need not be in the store.
 Without a prompt, on a terminal, it starts a conversation; type /? for help.
@@ -98,9 +100,9 @@ Examples:
   puna run ./model.gguf --verbose
 
 Environment Variables:
-      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
-      OLLAMA_EDITOR              Editor for interactive prompts (Ctrl+G)
-      OLLAMA_NOHISTORY           Do not preserve readline history";
+      OLLAMA_HOST
+      OLLAMA_EDITOR
+      OLLAMA_NOHISTORY";
 const VERIFY_HELP: &str = "\
 Reads all files of the models and compares them with their digests. Exits with status 1 if a file is damaged.
 
@@ -109,7 +111,7 @@ Examples:
   puna verify llama3.2 --repair    fetches damaged files again from their registry
 
 Environment Variables:
-      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
+      OLLAMA_HOST";
 const CREATE_HELP: &str = "A Modelfile names the source of the model and its settings:
   FROM cria
   SYSTEM You are a pirate.
@@ -123,7 +125,7 @@ Examples:
   puna create mine --reference             refers to the files, which must stay in place
 
 Environment Variables:
-      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
+      OLLAMA_HOST";
 
 const PULL_HELP: &str = "MODEL is [HOST/][NAMESPACE/]NAME[:TAG]; the default host is Ollama's registry. It may be the address of a GGUF file,
 https://HOST/PATH/NAME.gguf; the model is then called NAME.
@@ -137,12 +139,12 @@ Examples:
   puna pull --mirror http://mirror.intra:5000 --limit-rate 20MB llama3.2:1b
 
 Environment Variables:
-      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
+      OLLAMA_HOST
 
 The server, which runs the pull, also reads:
-      OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download (default 8)
-      PUNA_REGISTRY_MIRRORS      Mirrors to try first
-      PUNA_REGISTRY_DEFAULT      Registry of names without a host
+      OLLAMA_MAX_TRANSFER_STREAMS
+      PUNA_REGISTRY_MIRRORS
+      PUNA_REGISTRY_DEFAULT
       DOCKER_CONFIG              Folder of docker's config.json
       HTTPS_PROXY, HTTP_PROXY, NO_PROXY  Proxies for registries
       SSL_CERT_FILE              Certificates to trust instead of the system's";
@@ -155,49 +157,49 @@ Example:
   puna cp mine 192.168.1.5:5000/me/mine && puna push --insecure 192.168.1.5:5000/me/mine
 
 Environment Variables:
-      OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
+      OLLAMA_HOST";
 
 /// The commands, in the order of the help.
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Start the server
-    #[command(visible_alias = "start", after_help = SERVE_HELP)]
+    #[command(visible_alias = "start", after_help = with_variables(SERVE_HELP))]
     Serve(ServeArgs),
     /// Start a registry of models for the network
-    #[command(after_help = MIRROR_HELP)]
+    #[command(after_help = with_variables(MIRROR_HELP))]
     Mirror(MirrorArgs),
     /// Create a model from a Modelfile
-    #[command(after_help = CREATE_HELP)]
+    #[command(after_help = with_variables(CREATE_HELP))]
     Create(CreateArgs),
     /// Show information for a model
-    #[command(after_help = HOST_HELP)]
+    #[command(after_help = with_variables(HOST_HELP))]
     Show(ShowArgs),
     /// Run a model
-    #[command(after_help = RUN_HELP)]
+    #[command(after_help = with_variables(RUN_HELP))]
     Run(RunArgs),
     /// Start a coding agent with a model of this server
-    #[command(after_help = LAUNCH_HELP)]
+    #[command(after_help = with_variables(LAUNCH_HELP))]
     Launch(LaunchArgs),
     /// Stop a running model
-    #[command(after_help = HOST_HELP)]
+    #[command(after_help = with_variables(HOST_HELP))]
     Stop {
         /// The model
         model: String,
     },
     /// Pull a model from a registry
-    #[command(after_help = PULL_HELP)]
+    #[command(after_help = with_variables(PULL_HELP))]
     Pull(PullArgs),
     /// Push a model to a registry
-    #[command(after_help = PUSH_HELP)]
+    #[command(after_help = with_variables(PUSH_HELP))]
     Push(PushArgs),
     /// List models
-    #[command(visible_alias = "ls", after_help = HOST_HELP)]
+    #[command(visible_alias = "ls", after_help = with_variables(HOST_HELP))]
     List(StoredArgs),
     /// List running models
-    #[command(after_help = HOST_HELP)]
+    #[command(after_help = with_variables(HOST_HELP))]
     Ps(ListArgs),
     /// Copy a model
-    #[command(after_help = HOST_HELP)]
+    #[command(after_help = with_variables(HOST_HELP))]
     Cp {
         /// The model
         source: String,
@@ -205,38 +207,38 @@ pub enum Command {
         destination: String,
     },
     /// Remove a model
-    #[command(after_help = HOST_HELP)]
+    #[command(after_help = with_variables(HOST_HELP))]
     Rm {
         /// The models
         #[arg(required = true)]
         models: Vec<String>,
     },
     /// Write models into a file, for a machine without a network
-    #[command(after_help = EXPORT_HELP)]
+    #[command(after_help = with_variables(EXPORT_HELP))]
     Export(ExportArgs),
     /// Store the models of an exported file
-    #[command(after_help = IMPORT_HELP)]
+    #[command(after_help = with_variables(IMPORT_HELP))]
     Import(ImportArgs),
     /// Check stored models for damage
-    #[command(after_help = VERIFY_HELP)]
+    #[command(after_help = with_variables(VERIFY_HELP))]
     Verify(VerifyArgs),
     /// Remove files that no model uses
-    #[command(after_help = HOST_HELP)]
+    #[command(after_help = with_variables(HOST_HELP))]
     Prune(PruneArgs),
     /// Show keys, tensors and memory needs of a model file
-    #[command(after_help = STORE_HELP)]
+    #[command(after_help = with_variables(STORE_HELP))]
     Inspect(InspectArgs),
     /// Turn text into tokens
-    #[command(after_help = STORE_HELP)]
+    #[command(after_help = with_variables(STORE_HELP))]
     Tokenize(TokenizeArgs),
     /// Turn tokens into text
-    #[command(after_help = STORE_HELP)]
+    #[command(after_help = with_variables(STORE_HELP))]
     Detokenize(DetokenizeArgs),
     /// Measure speed, compared with the limits of the machine
-    #[command(after_help = BENCH_HELP)]
+    #[command(after_help = with_variables(BENCH_HELP))]
     Bench(BenchArgs),
     /// Measure how well a model predicts a text
-    #[command(after_help = STORE_HELP)]
+    #[command(after_help = with_variables(STORE_HELP))]
     Perplexity(PerplexityArgs),
     /// Quantize a model file
     #[command(after_help = "Example:\n  puna quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M")]
@@ -255,7 +257,7 @@ pub enum Command {
     #[command(subcommand)]
     Key(KeyCommand),
     /// Debug the engine, templates and parsers
-    #[command(subcommand, after_help = STORE_HELP)]
+    #[command(subcommand, after_help = with_variables(STORE_HELP))]
     Debug(Debug),
     /// Print a completion script for a shell
     #[command(

@@ -7,7 +7,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::ConfigError;
 use super::host_keys;
-use super::setting_keys::{ValueKind, keys, setting};
+use super::setting_keys::{keys, setting};
+use super::setting_table::ValueKind;
 
 /// Settings of a file as text, in the form that a variable would hold.
 #[derive(Debug, Default)]

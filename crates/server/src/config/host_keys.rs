@@ -1,6 +1,7 @@
 //! Keys of the settings of single registries.
 
-use super::setting_keys::{ValueKind, nearest};
+use super::setting_keys::nearest;
+use super::setting_table::ValueKind;
 
 /// Name of the table that contains the tables of hosts.
 pub const GROUP: &str = "registry.hosts";

@@ -10,7 +10,7 @@ use super::error::ConfigError;
 use super::file::{Entry, File, HostTable};
 use super::host_keys::HOST_SETTINGS;
 use super::paths::expanded;
-use super::setting_keys::ValueKind;
+use super::setting_table::ValueKind;
 
 /// Maximum connections of one download.
 pub const MAX_STREAMS: u32 = 64;

@@ -11,9 +11,12 @@ mod host_keys;
 mod hosts;
 mod mirror;
 pub mod origins;
+#[cfg(test)]
+mod page_tests;
 mod paths;
 mod reader;
 mod setting_keys;
+mod setting_table;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -31,7 +34,8 @@ pub use effective::{Setting, Source};
 pub use error::{ConfigError, Warning};
 pub use hosts::HostSettings;
 pub use mirror::MirrorConfig;
-pub use setting_keys::{SETTINGS, ValueKind, check_key};
+pub use setting_keys::check_key;
+pub use setting_table::{SETTINGS, SettingDefault, SettingDefinition, SettingGroup, ValueKind};
 
 use self::origins::Origins;
 use crate::speculate::SpeculateSetting;

@@ -4,6 +4,9 @@
 //! their response starts and ends, models when they load and unload. The `manager` adds up the
 //! reports of the runners.
 
+pub(crate) mod families;
+#[cfg(test)]
+mod page_tests;
 pub(crate) mod prometheus;
 
 use std::collections::BTreeMap;

@@ -3,9 +3,11 @@
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use puna_mirror::MetricFamily;
 
 use crate::app::App;
-use crate::metrics::prometheus::{self, COUNTER, GAUGE, MetricsText};
+use crate::metrics::families;
+use crate::metrics::prometheus::{self, MetricsText};
 use crate::metrics::{Counter, Histogram, ModelMetrics, Outcome, ServerMetrics};
 use crate::models::manager::{RunnerTotals, RunnersSnapshot};
 use crate::runner::protocol::Heartbeat;
@@ -18,7 +20,7 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
     if let Some(mirror) = app.mirror() {
         match mirror.metrics().await {
             Ok(more) => text += &more,
-            Err(error) => tracing::warn!(%error, "cannot read the metrics of the mirror"),
+            Err(error) => tracing::warn!(%error, "the registry's figures cannot be had"),
         }
     }
     ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response()
@@ -26,13 +28,9 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
 
 fn text(server_metrics: &ServerMetrics, runners: &RunnersSnapshot) -> String {
     let mut out = MetricsText::default();
-    out.family("puna_build_info", GAUGE, "Version of the server; always 1.");
+    out.family(&families::BUILD_INFO);
     out.sample("", &[("version", VERSION)], 1);
-    out.family(
-        "puna_http_requests_total",
-        COUNTER,
-        "Requests by route, method and response status.",
-    );
+    out.family(&families::HTTP_REQUESTS);
     for (answered, count) in server_metrics.response_counts() {
         let status = answered.status.to_string();
         out.sample(
@@ -41,13 +39,9 @@ fn text(server_metrics: &ServerMetrics, runners: &RunnersSnapshot) -> String {
             count,
         );
     }
-    out.family("puna_queue_length", GAUGE, "Requests that wait for a model to be loaded.");
+    out.family(&families::QUEUE_LENGTH);
     out.sample("", &[], runners.waiting);
-    out.family(
-        "puna_queue_refused_total",
-        COUNTER,
-        "Requests rejected because the queue was full.",
-    );
+    out.family(&families::QUEUE_REFUSED);
     out.sample("", &[], server_metrics.refused.get());
     requests(&mut out, server_metrics);
     runners_counts(&mut out, runners);
@@ -58,34 +52,26 @@ fn text(server_metrics: &ServerMetrics, runners: &RunnersSnapshot) -> String {
 /// Writes the metrics of requests, by requested model.
 fn requests(out: &mut MetricsText, server_metrics: &ServerMetrics) {
     let models = server_metrics.models();
-    out.family("puna_model_requests_total", COUNTER, "Finished requests to models, by outcome.");
+    out.family(&families::MODEL_REQUESTS);
     for (model, per_model) in &models {
         for outcome in Outcome::ALL {
-            out.sample(
-                "",
-                &[("model", model), ("outcome", outcome.name())],
-                per_model.outcome_count(outcome),
-            );
+            out.model_sample(model, outcome.name(), per_model.outcome_count(outcome));
         }
     }
-    for (name, help, count) in COUNTS {
-        out.family(name, COUNTER, help);
-        models.iter().for_each(|(model, per_model)| {
-            out.sample("", &[("model", model)], count(per_model).get())
-        });
+    for (family, count) in COUNTS {
+        out.family(family);
+        for (model, per_model) in &models {
+            out.model_sample(model, "", count(per_model).get());
+        }
     }
-    out.family("puna_model_unloads_total", COUNTER, "Models unloaded from memory, by reason.");
+    out.family(&families::MODEL_UNLOADS);
     for (model, per_model) in &models {
         for why in UnloadReason::ALL {
-            out.sample(
-                "",
-                &[("model", model), ("reason", why.name())],
-                per_model.unload_count(why),
-            );
+            out.model_sample(model, why.name(), per_model.unload_count(why));
         }
     }
-    for (name, help, histogram) in TIMES {
-        out.family(name, "histogram", help);
+    for (family, histogram) in TIMES {
+        out.family(family);
         models.iter().for_each(|(model, per_model)| out.histogram(model, histogram(per_model)));
     }
 }
@@ -93,164 +79,82 @@ fn requests(out: &mut MetricsText, server_metrics: &ServerMetrics) {
 /// Function that returns one metric of a model.
 type MetricGetter<T> = fn(&ModelMetrics) -> &T;
 
-const COUNTS: [(&str, &str, MetricGetter<Counter>); 4] = [
-    (
-        "puna_cached_prompt_tokens_total",
-        "Prompt tokens of finished generations that were found in the cache.",
-        |per_model| &per_model.cached_tokens,
-    ),
-    ("puna_embedded_tokens_total", "Tokens of embedded or reranked texts.", |per_model| {
-        &per_model.embedded_tokens
-    }),
-    (
-        "puna_model_load_failures_total",
-        "Requests that failed because the model could not be loaded.",
-        |per_model| &per_model.failed_loads,
-    ),
-    (
-        "puna_runner_crashes_total",
-        "Runners of loaded models that ended unexpectedly.",
-        |per_model| &per_model.crashes,
-    ),
+const COUNTS: [(&MetricFamily, MetricGetter<Counter>); 4] = [
+    (&families::CACHED_PROMPT_TOKENS, |per_model| &per_model.cached_tokens),
+    (&families::EMBEDDED_TOKENS, |per_model| &per_model.embedded_tokens),
+    (&families::MODEL_LOAD_FAILURES, |per_model| &per_model.failed_loads),
+    (&families::RUNNER_CRASHES, |per_model| &per_model.crashes),
 ];
 
-const TIMES: [(&str, &str, MetricGetter<Histogram>); 5] = [
-    ("puna_model_wait_seconds", "From a request until its model is in memory.", |per_model| {
-        &per_model.model_wait
-    }),
-    (
-        "puna_queue_wait_seconds",
-        "From the model being in memory until the request's prompt is started.",
-        |per_model| &per_model.queue_wait,
-    ),
-    (
-        "puna_time_to_first_token_seconds",
-        "From a request to the first token of its answer.",
-        |per_model| &per_model.first_token,
-    ),
-    (
-        "puna_time_per_token_seconds",
-        "Mean time from one generated token to the next, per answer.",
-        |per_model| &per_model.per_token,
-    ),
-    (
-        "puna_model_load_seconds",
-        "From the start of a runner until its model is ready.",
-        |per_model| &per_model.loads,
-    ),
+const TIMES: [(&MetricFamily, MetricGetter<Histogram>); 5] = [
+    (&families::MODEL_WAIT, |per_model| &per_model.model_wait),
+    (&families::QUEUE_WAIT, |per_model| &per_model.queue_wait),
+    (&families::TIME_TO_FIRST_TOKEN, |per_model| &per_model.first_token),
+    (&families::TIME_PER_TOKEN, |per_model| &per_model.per_token),
+    (&families::MODEL_LOAD, |per_model| &per_model.loads),
 ];
+
+/// Function that returns the values of a metric by its second label, which is empty for metrics
+/// without one.
+type LabelledValues<T> = fn(&T) -> Vec<(&'static str, u64)>;
 
 /// Writes the counters of runners, including those that have ended.
 fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
-    type Values = fn(&RunnerTotals) -> Vec<(&'static str, u64)>;
-    let counts: [(&str, &str, &str, Values); 6] = [
-        (
-            "puna_prompt_tokens_total",
-            "Prompt tokens computed, without cached ones.",
-            "",
-            |per_model| vec![("", per_model.counts.prompt_tokens)],
-        ),
-        ("puna_generated_tokens_total", "Tokens generated.", "", |per_model| {
-            vec![("", per_model.counts.generated_tokens)]
+    let counts: [(&MetricFamily, LabelledValues<RunnerTotals>); 6] = [
+        (&families::PROMPT_TOKENS, |per_model| vec![("", per_model.counts.prompt_tokens)]),
+        (&families::GENERATED_TOKENS, |per_model| vec![("", per_model.counts.generated_tokens)]),
+        (&families::DRAFT_TOKENS, |per_model| {
+            let drafts = &per_model.counts.draft_counts;
+            vec![("ngram", drafts.ngram), ("model", drafts.model)]
         }),
-        (
-            "puna_draft_tokens_total",
-            "Drafted tokens that were verified, by source.",
-            "source",
-            |per_model| {
-                vec![
-                    ("ngram", per_model.counts.draft_counts.ngram),
-                    ("model", per_model.counts.draft_counts.model),
-                ]
-            },
-        ),
-        (
-            "puna_draft_accepted_tokens_total",
-            "Drafted tokens that were accepted, by source.",
-            "source",
-            |per_model| {
-                vec![
-                    ("ngram", per_model.counts.draft_counts.ngram_accepted),
-                    ("model", per_model.counts.draft_counts.model_accepted),
-                ]
-            },
-        ),
-        (
-            "puna_steps_total",
-            "Steps of models; a step computes a batch of sequences.",
-            "",
-            |per_model| vec![("", per_model.counts.steps)],
-        ),
-        ("puna_preemptions_total", "Sequences preempted for lack of KV pages.", "", |per_model| {
-            vec![("", per_model.counts.preempted)]
+        (&families::DRAFT_ACCEPTED_TOKENS, |per_model| {
+            let drafts = &per_model.counts.draft_counts;
+            vec![("ngram", drafts.ngram_accepted), ("model", drafts.model_accepted)]
         }),
+        (&families::STEPS, |per_model| vec![("", per_model.counts.steps)]),
+        (&families::PREEMPTIONS, |per_model| vec![("", per_model.counts.preempted)]),
     ];
-    for (name, help, label, values) in counts {
-        out.family(name, COUNTER, help);
+    for (family, values) in counts {
+        out.family(family);
         for (model, per_model) in &runners.models {
             values(per_model)
                 .into_iter()
-                .for_each(|(value_of, n)| out.model_sample(model, label, value_of, n));
+                .for_each(|(second, n)| out.model_sample(model, second, n));
         }
     }
 }
 
 /// Writes the current values of runners.
 fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
-    type Values = fn(&Heartbeat) -> Vec<(&'static str, u64)>;
-    let gauges: [(&str, &str, &str, Values); 7] = [
-        ("puna_running_sequences", "Sequences in the batch of a model.", "", |p| {
-            vec![("", p.running)]
+    let gauges: [(&MetricFamily, LabelledValues<Heartbeat>); 7] = [
+        (&families::RUNNING_SEQUENCES, |p| vec![("", p.running)]),
+        (&families::WAITING_SEQUENCES, |p| vec![("", p.waiting)]),
+        (&families::KV_PAGES, |p| vec![("", p.pages)]),
+        (&families::KV_PAGES_IN_USE, |p| {
+            let cached = p.pages_in_use.saturating_sub(p.pages_held);
+            vec![("running", p.pages_held), ("cache", cached)]
         }),
-        (
-            "puna_waiting_sequences",
-            "Sequences and texts in the queue of a loaded model.",
-            "",
-            |p| vec![("", p.waiting)],
-        ),
-        ("puna_kv_pages", "KV pages of a model.", "", |p| vec![("", p.pages)]),
-        (
-            "puna_kv_pages_in_use",
-            "KV pages in use, by running sequences or by the prefix cache.",
-            "by",
-            |p| {
-                vec![
-                    ("running", p.pages_held),
-                    ("cache", p.pages_in_use.saturating_sub(p.pages_held)),
-                ]
-            },
-        ),
-        (
-            "puna_kv_recent_pages",
-            "Window pages of a model (layers with a sliding window).",
-            "",
-            |p| vec![("", p.window_pages[0])],
-        ),
-        (
-            "puna_kv_recent_pages_in_use",
-            "Window pages in use, by running sequences or by the prefix cache.",
-            "by",
-            |p| {
-                let [_, in_use, held] = p.window_pages;
-                vec![("running", held), ("cache", in_use.saturating_sub(held))]
-            },
-        ),
-        ("puna_memory_bytes", "Planned memory of a model, by purpose.", "part", |p| {
+        (&families::KV_WINDOW_PAGES, |p| vec![("", p.window_pages[0])]),
+        (&families::KV_WINDOW_PAGES_IN_USE, |p| {
+            let [_, in_use, held] = p.window_pages;
+            vec![("running", held), ("cache", in_use.saturating_sub(held))]
+        }),
+        (&families::MEMORY, |p| {
             let memory = &p.memory;
             let parts =
                 [("weights", memory.weights), ("kv", memory.kv), ("scratch", memory.scratch)];
             parts.into_iter().chain([("draft", memory.draft), ("other", memory.other)]).collect()
         }),
     ];
-    for (name, help, label, values) in gauges {
-        out.family(name, GAUGE, help);
+    for (family, values) in gauges {
+        out.family(family);
         for (model, per_model) in &runners.models {
             // Two versions of a name may be loaded while one of them is being unloaded.
             let Some(mut sums) = per_model.current.first().map(values) else { continue };
             for heartbeat in &per_model.current[1..] {
                 sums.iter_mut().zip(values(heartbeat)).for_each(|(sum, (_, n))| sum.1 += n);
             }
-            sums.into_iter().for_each(|(value_of, n)| out.model_sample(model, label, value_of, n));
+            sums.into_iter().for_each(|(second, n)| out.model_sample(model, second, n));
         }
     }
 }
@@ -319,6 +223,18 @@ mod tests {
     }
 
     #[test]
+    fn the_answer_has_every_metric_of_the_table() {
+        let text = text(&ServerMetrics::default(), &RunnersSnapshot::default());
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let mut types: Vec<_> = types.map(str::to_owned).collect();
+        let defined = families::METRIC_FAMILIES.iter();
+        let mut want: Vec<_> = defined.map(|f| format!("{} {}", f.name, f.kind.name())).collect();
+        types.sort();
+        want.sort();
+        assert_eq!(types, want);
+    }
+
+    #[test]
     fn an_unloaded_model_keeps_its_counters_and_loses_its_gauges() {
         let mut runners = runners("m:latest");
         runners.models.get_mut("m:latest").unwrap().current.clear();
@@ -343,7 +259,7 @@ mod tests {
         [20, 30, 400_000]
             .into_iter()
             .for_each(|ms| per_model.loads.observe(std::time::Duration::from_millis(ms)));
-        per_model.record_unload(UnloadReason::MemoryNeeded);
+        per_model.record_unload(UnloadReason::Room);
         per_model.crashes.add(2);
         let text = text(&server_metrics, &RunnersSnapshot::default());
         assert_lines(

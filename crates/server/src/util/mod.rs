@@ -1,6 +1,8 @@
 //! Small utilities without a better home.
 
 pub(crate) mod bounded_channel;
+#[cfg(test)]
+pub(crate) mod generated_file;
 pub(crate) mod lock;
 pub(crate) mod panic_message;
 pub(crate) mod random_ids;

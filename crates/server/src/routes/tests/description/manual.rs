@@ -13,6 +13,7 @@ use super::{document, resolve};
 use crate::http::Dialect;
 use crate::openapi::operation::{Operation, RequestBody, RouteStatus};
 use crate::openapi::operations;
+use crate::util::generated_file::assert_current;
 
 const HEAD: &str = "# Routes and fields
 
@@ -42,20 +43,6 @@ fn the_manual_lists_every_route_and_field() {
 fn the_openapi_document_describes_the_routes_and_types() {
     let document = document();
     assert_current("crates/server/src/openapi/openapi.json", &format!("{document:#}\n"));
-}
-
-/// Compares a committed file with its generated text, or writes the file if `PUNA_WRITE_DOCS` is
-/// set.
-fn assert_current(file: &str, text: &str) {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../").to_owned() + file;
-    if std::env::var_os("PUNA_WRITE_DOCS").is_some() {
-        std::fs::write(&path, text).unwrap();
-    }
-    let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        committed == text,
-        "{file} is outdated: PUNA_WRITE_DOCS=1 cargo test -p puna-server --lib description writes it"
-    );
 }
 
 fn manual(document: &Value) -> String {
