@@ -194,7 +194,7 @@ def test_a_request_selects_its_adapters_in_every_dialect(server):
 
 def test_an_adapter_that_the_model_lacks_is_named(server):
     for adapters, says in [
-        ([{"id": 1, "scale": 1}], "adapters: this model has no adapter 1; it has 1, numbered from 0"),
+        ([{"id": 1, "scale": 1}], "adapters: this model has no adapter 1: it has 1, numbered from 0"),
         ([{"id": 0}], 'option "adapters" must be an array of objects'),
     ]:
         body = {"model": "tuned", "prompt": "x", "stream": False, "options": {"adapters": adapters}}

@@ -265,7 +265,7 @@ def test_settings_are_read_from_file_environment_and_command_line(home):
     file.write_text("max_queu = 7\n")
     for command in (["config"], ["serve"], ["list"]):
         done = puna(*command, env=home)
-        assert done.returncode == 1 and f'{file}, line 1: there is no setting "max_queu": did you mean "max_queue"?' in done.stderr, done
+        assert done.returncode == 1 and f'{file}, line 1: unknown setting "max_queu": did you mean "max_queue"?' in done.stderr, done
 
 
 def test_a_server_listens_at_the_address_of_the_command_line(home):

@@ -34,7 +34,7 @@ def test_every_client_needs_a_valid_key(locked):
 
     openai_client = lambda key: openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
     assert openai_client(keys["user"]).chat.completions.create(model="cria", messages=MESSAGES).choices
-    with pytest.raises(openai.AuthenticationError, match="not known"):
+    with pytest.raises(openai.AuthenticationError, match="unknown API key"):
         openai_client("none").models.list()
 
     anthropic_client = lambda key: anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0)
@@ -64,7 +64,7 @@ def test_keys_are_listed_and_removed_but_never_shown_again(locked):
     puna("key", "rm", "extra", env=server.env, check=True)
     assert wait_for(lambda: not server.knows(extra))
     done = puna("list", env=server.env | {"PUNA_API_KEY": extra})
-    assert done.returncode == 1 and "not known" in done.stderr
+    assert done.returncode == 1 and "unknown API key" in done.stderr
 
 
 def test_a_key_over_its_rate_limit_gets_a_retry_after(locked):

@@ -259,7 +259,7 @@ mod tests {
         [20, 30, 400_000]
             .into_iter()
             .for_each(|ms| per_model.loads.observe(std::time::Duration::from_millis(ms)));
-        per_model.record_unload(UnloadReason::Room);
+        per_model.record_unload(UnloadReason::MemoryNeeded);
         per_model.crashes.add(2);
         let text = text(&server_metrics, &RunnersSnapshot::default());
         assert_lines(
