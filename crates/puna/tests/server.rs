@@ -239,12 +239,12 @@ fn wrong_names_in_a_modelfile_are_reported_with_the_file() {
     // No server listens at this port.
     let text = create("http://127.0.0.1:1/x/nope");
     let last = text.lines().last().unwrap();
-    let want = "Error: FROM http://127.0.0.1:1/x/nope cannot be pulled: pull model manifest: Get ";
+    let want = "Error: cannot pull FROM http://127.0.0.1:1/x/nope: pull model manifest: Get ";
     assert!(last.starts_with(want), "{text}");
     assert_eq!(create("/dev/zero"), "Error: (line 1): /dev/zero is not a regular file");
     assert!(
         create(&puna.write("text.gguf", "no model"))
-            .contains("text.gguf is no model: not a GGUF file")
+            .contains("text.gguf is not a model: not a GGUF file")
     );
     let empty = puna.home.path().join("empty");
     std::fs::create_dir(&empty).unwrap();
@@ -264,7 +264,7 @@ fn wrong_names_in_a_modelfile_are_reported_with_the_file() {
         )
     );
     assert!(puna.error(&["show", &gguf]).contains(&format!("use `puna inspect {gguf}`")));
-    assert_eq!(puna.error(&["show", "./nope.gguf"]), "Error: ./nope.gguf: there is no such file");
+    assert_eq!(puna.error(&["show", "./nope.gguf"]), "Error: ./nope.gguf: no such file");
 }
 
 #[cfg(unix)]

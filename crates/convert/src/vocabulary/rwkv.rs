@@ -177,7 +177,7 @@ mod tests {
         for (text, want) in [
             ("1", "line 1: number and text are missing"),
             ("1 'a'", "the length is missing"),
-            ("2 'a' 1", "number 1 is expected"),
+            ("2 'a' 1", "expected number 1"),
             ("1 'a' 2", "its text has 1 bytes"),
             ("1 a 1", "the text is not a Python literal"),
             ("1 'a' 1\n2 'b' 1\n3 'c' 1\n4 'd' 1\n", "line 4: the embedding has 4 rows"),

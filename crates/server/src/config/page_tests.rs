@@ -70,8 +70,10 @@ fn strict_variables() -> String {
 
 /// Whether an invalid value of the variable is an error and not a warning.
 fn is_strict(setting: &SettingDefinition) -> bool {
-    // No setting other than a path or a free text takes these characters.
-    matches!(config_with(setting, "* ["), Err(ConfigError::Variable { .. }))
+    // Settings other than paths and free texts reject at least one of these values.
+    let invalid = ["* [", "a b ["];
+    let is_error = |value| matches!(config_with(setting, value), Err(ConfigError::Variable { .. }));
+    invalid.into_iter().any(is_error)
 }
 
 /// Reads the configuration with one variable and a home directory.
