@@ -164,7 +164,7 @@ impl CpuBackend {
         })
     }
 
-    /// Makes the backend observe the inputs of products ([`Backend::observed`]), which costs some
+    /// Makes the backend observe the inputs of products ([`Backend::activation_stats`]), which costs some
     /// time.
     #[must_use]
     pub fn observing(self) -> Self {
