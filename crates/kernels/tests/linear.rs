@@ -109,7 +109,7 @@ fn formats(level: &Level) -> impl Iterator<Item = TensorType> {
     TensorType::all().filter(|&ty| (level.linear)(ty).is_some())
 }
 
-/// Small enough for Miri, which checks the pointers of the portable level.
+/// Has small shapes, so that Miri can run it.
 #[test]
 fn portable_products_of_every_format_equal_f32_products() {
     let (portable, mut random) = (levels()[0], Random(7));
