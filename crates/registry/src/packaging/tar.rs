@@ -395,7 +395,7 @@ mod tests {
         let mut out = attributes(&[("SCHILY.xattr.user.much", &vec![7; 2 << 20])]);
         out.extend(written(&[("short", b"one")]));
         let error = TarReader::new(out.as_slice()).next_file().unwrap_err().to_string();
-        assert!(error.starts_with("a list of attributes has 2097"), "{error}");
+        assert!(error.starts_with("a list of attributes is too long: 2097"), "{error}");
     }
 
     #[cfg(unix)]

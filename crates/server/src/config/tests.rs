@@ -271,7 +271,7 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
         ("speculate = \"a b\"", "line 1: speculate is \"a b\": it must be one of"),
         (
             "speculate = \"/nowhere/draft.gguf\"",
-            "line 1: speculate is \"/nowhere/draft.gguf\": no such file",
+            "line 1: speculate is \"/nowhere/draft.gguf\": the file does not exist",
         ),
         ("host = 5", "line 1: host is a number: it must be a string in quotes"),
         (
