@@ -164,8 +164,8 @@ impl CpuBackend {
         })
     }
 
-    /// Makes the backend observe the inputs of products ([`Backend::activation_stats`]), which costs some
-    /// time.
+    /// Makes the backend observe the inputs of products ([`Backend::activation_stats`]), which
+    /// costs some time.
     #[must_use]
     pub fn observing(self) -> Self {
         Self { observations: Some(Arc::default()), ..self }
