@@ -97,7 +97,7 @@ impl Case {
         with_cache(backend(level, threads, weights), spec.cache_layer(), ty, ROWS)
     }
 
-    /// What each position gets, fed so many a step.
+    /// Attention result of each position, for `each` positions per step.
     fn attended(&self, level: &str, threads: usize, ty: KvType, each: usize) -> Vec<u32> {
         let mut g = Graph::new();
         let inputs = self.inputs(&mut g);
@@ -242,7 +242,7 @@ impl Choice {
         self.k.len() / self.spec.dim
     }
 
-    /// The lists of each position for which positions are selected, fed so many a step.
+    /// Selected positions of each position, for `each` positions per step.
     fn lists(&self, level: &str, threads: usize, ty: KvType, each: usize) -> Vec<u32> {
         let TopKPositionsSpec { heads, dim, selected, .. } = self.spec;
         let mut g = Graph::new();

@@ -507,9 +507,9 @@ impl Graph {
         self.push("outputs", Op::GatherOutputs { x }, Rows::Outputs, cols)
     }
 
-    /// Moves each linear operation up behind the first one that reads the same value, so that
-    /// backends compute them together. LoRA operations separate linear operations that were
-    /// recorded one after the other.
+    /// Moves each linear operation directly after the first one with the same input, so that
+    /// backends compute them together. LoRA operations separate linear operations that the graph
+    /// recorded consecutively.
     pub fn group_linears_by_input(&mut self) {
         let mut first: BTreeMap<ValueId, usize> = BTreeMap::new();
         let mut groups: Vec<Vec<Node>> = Vec::with_capacity(self.nodes.len());

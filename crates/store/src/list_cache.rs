@@ -41,7 +41,7 @@ pub(crate) struct CachedLists {
     pub(crate) last: Option<LastListing>,
 }
 
-/// A listing with the fingerprints that it depends on, beyond those of the folders of names.
+/// A listing and the fingerprints of its files, without those of the name folders.
 #[derive(Clone)]
 pub(crate) struct LastListing {
     pub(crate) listing: Arc<Listing>,

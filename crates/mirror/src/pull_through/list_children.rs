@@ -10,7 +10,7 @@ use crate::error::MirrorError;
 use crate::locks::{KeyedLocks, lock};
 use crate::types::manifest::Manifest;
 
-/// Largest number of remembered children that failed, and of those that are stored.
+/// Limit of each cache: failed children, and stored children.
 const MAX_REMEMBERED_CHILDREN: usize = 10_000;
 
 /// A child of a list in the repository of a model.
