@@ -40,8 +40,8 @@ pub use memory_plan::{check_draft, check_model, plan_memory, plan_memory_with_dr
 pub use puna_graph::AdapterScales;
 pub use puna_models::{Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion};
 pub use request::{
-    AnswerStage, Diffusion, Event, FinishReason, GenerationStats, Piece, PromptToken, Request,
-    RequestId, Sink,
+    AnswerStage, CacheNamespace, Diffusion, Event, FinishReason, GenerationStats, Piece,
+    PromptToken, Request, RequestId, Sink,
 };
 pub use speculate::model::DraftModel;
 pub use speculate::{DraftCounts, DraftStats, Speculation};

@@ -12,6 +12,16 @@ use crate::speculate::{DraftStats, Speculation};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
+/// Namespace of cached prefixes. Requests find only prefixes of their own namespace, so that a
+/// client cannot learn what another one has sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CacheNamespace(pub u128);
+
+impl CacheNamespace {
+    /// Namespace of prefixes that all requests may find.
+    pub const PUBLIC: Self = Self(0);
+}
+
 /// A generation request.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -39,6 +49,11 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Client of the request, for fairness between clients.
     pub client: u64,
+    /// Namespace of the prefixes that the request finds and leaves in the cache.
+    pub cache_namespace: CacheNamespace,
+    /// Number of first prompt tokens that every client of the model may know, such as its own
+    /// system prompt. Their whole pages are shared between namespaces.
+    pub public_tokens: usize,
     /// Adapter scales; 1 by default. Requests with different scales share steps, but not cached
     /// prefixes.
     pub adapter_scales: AdapterScales,
@@ -66,6 +81,8 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             client: 0,
+            cache_namespace: CacheNamespace::PUBLIC,
+            public_tokens: 0,
             adapter_scales: AdapterScales::default(),
             speculation: None,
             grammar: None,

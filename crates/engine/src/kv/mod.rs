@@ -9,7 +9,7 @@ mod state_slots;
 mod window_pages;
 mod windows;
 
-pub use node::{CacheCopy, NodeId, PAGE_TOKENS, Page, PrefixTreeKey};
+pub use node::{CacheCopy, CacheScope, NodeId, PAGE_TOKENS, Page, PrefixTreeKey};
 pub use page_pool::PagePool;
 pub use sequence_pages::SequencePages;
 pub use windows::Windows;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use puna_graph::AdapterScales;
 
+use crate::request::CacheNamespace;
+
 /// Tokens per page.
 pub const PAGE_TOKENS: usize = 64;
 
@@ -24,6 +26,8 @@ pub struct Page {
 #[derive(Debug)]
 pub(super) struct Node {
     pub page: u32,
+    /// Namespace whose sequences find the page.
+    pub namespace: CacheNamespace,
     pub window: Option<WindowPage>,
     /// Tokens of the page; only leaves can have less than a full page.
     pub tokens: Vec<u32>,
@@ -46,9 +50,39 @@ pub struct PrefixTreeKey {
     pub encoder_input: Arc<[u32]>,
 }
 
-impl From<AdapterScales> for PrefixTreeKey {
-    fn from(adapter_scales: AdapterScales) -> Self {
-        Self { adapter_scales, ..Self::default() }
+/// Cached pages that a sequence finds and adds: those of its namespace, and the pages of a public
+/// prefix, which all namespaces share.
+///
+/// A sequence finds nothing of other namespaces, so neither its cached tokens nor its prefill time
+/// tell whether another client has sent a text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheScope {
+    /// Key of the prefix tree.
+    pub key: PrefixTreeKey,
+    /// Namespace of all pages behind the public prefix.
+    pub namespace: CacheNamespace,
+    /// Length of the public prefix in tokens; only its whole pages are shared.
+    pub public_tokens: usize,
+}
+
+impl CacheScope {
+    /// Namespace of the page with this index in the sequence.
+    pub(super) fn namespace_of_page(&self, index: usize) -> CacheNamespace {
+        match (index + 1) * PAGE_TOKENS <= self.public_tokens {
+            true => CacheNamespace::PUBLIC,
+            false => self.namespace,
+        }
+    }
+
+    /// Whether pages that are not in the tree yet may be shared with a sequence of `other`.
+    pub(super) fn shares_with(&self, other: &Self) -> bool {
+        self.key == other.key && self.namespace == other.namespace
+    }
+}
+
+impl From<PrefixTreeKey> for CacheScope {
+    fn from(key: PrefixTreeKey) -> Self {
+        Self { key, ..Self::default() }
     }
 }
 

@@ -3,15 +3,19 @@
 //! A page holds the keys and values of [`PAGE_TOKENS`] consecutive tokens. Computed pages stay in a
 //! radix tree over token ids after their sequence has ended, one tree for each [`PrefixTreeKey`]. A
 //! node is a page; its children are the pages that followed it. A new sequence walks the tree along
-//! its prompt and computes only the rest. It shares full pages and copies the matching beginning of
-//! the next page. When pages run out, the least recently used leaf is evicted, in constant time.
+//! its prompt and computes only the rest. It sees the nodes of its [`CacheScope`] only, shares full
+//! pages and copies the matching beginning of the next page. When pages run out, the least recently
+//! used leaf is evicted, in constant time.
 
 use std::collections::BTreeMap;
 
 use super::lru_list::LruList;
-use super::node::{CacheCopy, Match, Node, NodeId, PAGE_TOKENS, Page, Parent, PrefixTreeKey};
+use super::node::{
+    CacheCopy, CacheScope, Match, Node, NodeId, PAGE_TOKENS, Page, Parent, PrefixTreeKey,
+};
 use super::state_slots::StateSlots;
 use super::window_pages::WindowPages;
+use crate::request::CacheNamespace;
 
 /// All pages: free, in the tree, or private to a running sequence.
 #[derive(Debug)]
@@ -95,14 +99,14 @@ impl PagePool {
 
     /// Finds the longest cached prefix of `tokens`: with a state checkpoint if the model has
     /// recurrent layers, and with all window pages that the next token sees.
-    pub fn find(&self, key: &PrefixTreeKey, tokens: &[u32]) -> Match {
-        let mut found = self.find_pages(key, tokens);
+    pub fn find(&self, scope: &CacheScope, tokens: &[u32]) -> Match {
+        let mut found = self.find_pages(scope, tokens);
         if !self.has_states() && !self.has_window_pages() {
             return found;
         }
         let seen = found.tokens();
         if self.has_states() {
-            found = self.find_state(key, tokens);
+            found = self.find_state(scope, tokens);
         }
         loop {
             let before = found.tokens();
@@ -117,12 +121,13 @@ impl PagePool {
     }
 
     /// Longest path of full pages along `tokens`, and the page that continues it in part.
-    fn find_pages(&self, key: &PrefixTreeKey, tokens: &[u32]) -> Match {
+    fn find_pages(&self, scope: &CacheScope, tokens: &[u32]) -> Match {
         let mut found = Match::default();
-        let Some(mut children) = self.roots.get(key) else { return found };
+        let Some(mut children) = self.roots.get(&scope.key) else { return found };
         let mut rest = tokens;
         loop {
-            let common = children.iter().map(|&id| (self.common(id, rest), id));
+            let visible = self.visible(children, scope.namespace_of_page(found.path.len()));
+            let common = visible.map(|id| (self.common(id, rest), id));
             let Some((len, id)) = common.max_by_key(|(len, _)| *len) else {
                 return found;
             };
@@ -134,6 +139,15 @@ impl PagePool {
             rest = &rest[PAGE_TOKENS..];
             children = &self.node(id).children;
         }
+    }
+
+    /// The nodes of a namespace among `nodes`.
+    pub(super) fn visible<'a>(
+        &'a self,
+        nodes: &'a [NodeId],
+        namespace: CacheNamespace,
+    ) -> impl Iterator<Item = NodeId> + Clone + 'a {
+        nodes.iter().copied().filter(move |id| self.node(*id).namespace == namespace)
     }
 
     /// Length of the common prefix of a node's page and `tokens`.
@@ -212,11 +226,18 @@ impl PagePool {
         node.checkpoints.into_iter().for_each(|checkpoint| self.slots.release(checkpoint.slot));
     }
 
-    /// Inserts a page into the tree below `parent`. If the tree has these tokens already, releases
-    /// the page and returns the existing node. The node is not pinned.
-    pub fn insert(&mut self, parent: &Parent, page: Page, tokens: &[u32]) -> NodeId {
+    /// Inserts a page of a namespace into the tree below `parent`. If the tree has these tokens in
+    /// the namespace already, releases the page and returns the existing node. The node is not
+    /// pinned.
+    pub fn insert(
+        &mut self,
+        parent: &Parent,
+        namespace: CacheNamespace,
+        page: Page,
+        tokens: &[u32],
+    ) -> NodeId {
         debug_assert!(!tokens.is_empty() && tokens.len() <= PAGE_TOKENS);
-        for id in self.children(parent).to_vec() {
+        for id in self.visible(self.children(parent), namespace).collect::<Vec<_>>() {
             let known = self.node_mut(id);
             if known.tokens.len() >= tokens.len() && known.tokens[..tokens.len()] == *tokens {
                 self.idle.touch(id.0);
@@ -247,6 +268,7 @@ impl PagePool {
         let (tokens, children, checkpoints) = (tokens.to_vec(), Vec::new(), Vec::new());
         let node = Node {
             page: page.full,
+            namespace,
             window: None,
             tokens,
             parent: parent.clone(),
@@ -281,6 +303,7 @@ impl PagePool {
 mod tests {
     use puna_graph::AdapterScales;
 
+    use super::super::sequence_pages::SequencePages;
     use super::*;
 
     fn root() -> Parent {
@@ -292,16 +315,75 @@ mod tests {
     }
 
     #[test]
+    fn a_namespace_finds_its_own_pages_and_the_whole_pages_of_the_public_prefix() {
+        let scope = |namespace, public_tokens| CacheScope {
+            namespace: CacheNamespace(namespace),
+            public_tokens,
+            ..CacheScope::default()
+        };
+        // A public prefix of a page and a half, then private tokens.
+        let prompt: Vec<u32> = [full(0), full(100), full(200)].concat();
+        let mut pages = PagePool::new(8);
+        let [ann, bob] = [scope(1, 96), scope(2, 96)];
+        let insert = |pages: &mut PagePool, scope: &CacheScope| {
+            let (mut sequence, cached) =
+                SequencePages::find(pages, scope, &prompt, std::iter::empty());
+            assert!(sequence.grow(pages, prompt.len()));
+            sequence.release(pages, &prompt);
+            cached
+        };
+        assert_eq!(insert(&mut pages, &ann), 0);
+        assert_eq!(pages.find(&ann, &prompt).path.len(), 3);
+        assert_eq!(pages.find(&bob, &prompt).tokens(), 64);
+        assert_eq!(pages.find(&scope(1, 0), &prompt).tokens(), 0, "not published as private");
+        assert_eq!(pages.find(&scope(0, 0), &prompt).path.len(), 1);
+        // The second namespace adds pages of its own below the shared one.
+        assert_eq!((insert(&mut pages, &bob), pages.in_use()), (64, 5));
+        assert_eq!((insert(&mut pages, &bob), pages.in_use()), (192, 5));
+        assert_eq!(pages.find(&ann, &prompt).path[..1], pages.find(&bob, &prompt).path[..1]);
+        assert_ne!(pages.find(&ann, &prompt).path[1], pages.find(&bob, &prompt).path[1]);
+    }
+
+    #[test]
+    fn a_namespace_finds_no_checkpoint_and_no_unfinished_page_of_another() {
+        let scope = |namespace| CacheScope {
+            namespace: CacheNamespace(namespace),
+            ..CacheScope::default()
+        };
+        for states in [0, 6] {
+            let mut pages = PagePool::new(8).with_states(states);
+            let tokens = full(0);
+            let (mut running, _) =
+                SequencePages::find(&mut pages, &scope(1), &tokens[..40], std::iter::empty());
+            assert!(running.grow(&mut pages, 40));
+            running.add_checkpoint(&mut pages, 30);
+            let mut cached = |namespace| {
+                let others = [(&running, &tokens[..40])].into_iter();
+                let (found, cached) =
+                    SequencePages::find(&mut pages, &scope(namespace), &tokens, others);
+                found.release(&mut pages, &[]);
+                cached
+            };
+            let own = if states == 0 { 40 } else { 30 };
+            assert_eq!([cached(1), cached(2)], [own, 0], "{states} state slots");
+            running.release(&mut pages, &tokens[..40]);
+            assert_eq!(pages.find(&scope(1), &tokens).tokens(), 40);
+            assert_eq!(pages.find(&scope(2), &tokens).tokens(), 0);
+        }
+    }
+
+    #[test]
     fn a_prompt_finds_the_pages_of_an_earlier_one_and_the_beginning_of_the_next() {
         let mut pages = PagePool::new(4);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let first = pages.insert(&root(), a, &full(0));
-        let second = pages.insert(&Parent::Node(first), b, &full(100)[..10]);
+        let first = pages.insert(&root(), CacheNamespace::PUBLIC, a, &full(0));
+        let second =
+            pages.insert(&Parent::Node(first), CacheNamespace::PUBLIC, b, &full(100)[..10]);
         let prompt: Vec<u32> =
             full(0).into_iter().chain(full(100).into_iter().take(7)).chain([999]).collect();
         let found = Match { path: vec![first], partial: Some((second, 7)), ..Match::default() };
-        assert_eq!(pages.find(&PrefixTreeKey::default(), &prompt), found);
-        assert_eq!(pages.find(&PrefixTreeKey::default(), &[5]), Match::default());
+        assert_eq!(pages.find(&CacheScope::default(), &prompt), found);
+        assert_eq!(pages.find(&CacheScope::default(), &[5]), Match::default());
     }
 
     #[test]
@@ -310,7 +392,7 @@ mod tests {
         let ids: Vec<NodeId> = (0..3)
             .map(|i| {
                 let page = pages.take().unwrap();
-                pages.insert(&root(), page, &full(i * 1000))
+                pages.insert(&root(), CacheNamespace::PUBLIC, page, &full(i * 1000))
             })
             .collect();
         pages.retain(&[ids[0]]);
@@ -327,8 +409,8 @@ mod tests {
     fn the_same_tokens_are_stored_once() {
         let mut pages = PagePool::new(3);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let first = pages.insert(&root(), a, &full(0));
-        assert_eq!(pages.insert(&root(), b, &full(0)), first);
+        let first = pages.insert(&root(), CacheNamespace::PUBLIC, a, &full(0));
+        assert_eq!(pages.insert(&root(), CacheNamespace::PUBLIC, b, &full(0)), first);
         assert_eq!(pages.in_use(), 1);
     }
 
@@ -337,15 +419,15 @@ mod tests {
         let mut pages = PagePool::new(2);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
         let half = PrefixTreeKey::from(AdapterScales::new(&[0.5]));
-        let plain = pages.insert(&root(), a, &full(0));
-        assert_eq!(pages.find(&half, &full(0)), Match::default());
-        let other = pages.insert(&Parent::Root(half.clone()), b, &full(0));
+        let plain = pages.insert(&root(), CacheNamespace::PUBLIC, a, &full(0));
+        assert_eq!(pages.find(&half.clone().into(), &full(0)), Match::default());
+        let other = pages.insert(&Parent::Root(half.clone()), CacheNamespace::PUBLIC, b, &full(0));
         assert_ne!(plain, other);
-        assert_eq!(pages.find(&half, &full(0)).path, [other]);
-        assert_eq!(pages.find(&PrefixTreeKey::default(), &full(0)).path, [plain]);
+        assert_eq!(pages.find(&half.clone().into(), &full(0)).path, [other]);
+        assert_eq!(pages.find(&CacheScope::default(), &full(0)).path, [plain]);
         // Both make room in their turn.
         assert!(pages.take().is_some() && pages.take().is_some());
-        assert_eq!(pages.find(&half, &full(0)), Match::default());
+        assert_eq!(pages.find(&half.clone().into(), &full(0)), Match::default());
         assert!(pages.roots.is_empty());
     }
 
@@ -358,18 +440,19 @@ mod tests {
         };
         let prompt: Vec<u32> = full(0).into_iter().chain([500, 501]).collect();
         let page = pages.take().unwrap();
-        let first = pages.insert(&Parent::Root(key(&prompt)), page, &full(0));
-        assert_eq!(pages.find(&key(&prompt), &prompt).path, [first]);
-        assert_eq!(pages.find(&key(&prompt[..65]), &prompt[..65]), Match::default());
-        assert_eq!(pages.find(&PrefixTreeKey::default(), &prompt), Match::default());
+        let first =
+            pages.insert(&Parent::Root(key(&prompt)), CacheNamespace::PUBLIC, page, &full(0));
+        assert_eq!(pages.find(&key(&prompt).into(), &prompt).path, [first]);
+        assert_eq!(pages.find(&key(&prompt[..65]).into(), &prompt[..65]), Match::default());
+        assert_eq!(pages.find(&CacheScope::default(), &prompt), Match::default());
     }
 
     #[test]
     fn a_longer_page_replaces_a_shorter_leaf() {
         let mut pages = PagePool::new(3);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let first = pages.insert(&root(), a, &full(0)[..5]);
-        assert_eq!(pages.insert(&root(), b, &full(0)[..9]), first);
+        let first = pages.insert(&root(), CacheNamespace::PUBLIC, a, &full(0)[..5]);
+        assert_eq!(pages.insert(&root(), CacheNamespace::PUBLIC, b, &full(0)[..9]), first);
         assert_eq!((pages.in_use(), pages.page(first)), (1, b));
     }
 
@@ -385,7 +468,12 @@ mod tests {
                 // Texts of 32 pages.
                 parent = if i % 32 == 0 { root() } else { parent };
                 let page = pages.take().unwrap();
-                parent = Parent::Node(pages.insert(&parent, page, &full(i * 64)));
+                parent = Parent::Node(pages.insert(
+                    &parent,
+                    CacheNamespace::PUBLIC,
+                    page,
+                    &full(i * 64),
+                ));
             }
             let start = std::time::Instant::now();
             let evicted = (0..128).filter_map(|_| pages.take()).count();

@@ -3,8 +3,9 @@
 
 use puna_graph::{Segment, SegmentWindowPages};
 
-use super::node::{CacheCopy, Match, NodeId, PAGE_TOKENS, Page, Parent, PrefixTreeKey};
+use super::node::{CacheCopy, CacheScope, Match, NodeId, PAGE_TOKENS, Page, Parent};
 use super::page_pool::PagePool;
+use crate::request::CacheNamespace;
 
 /// Smallest distance between state checkpoints in a prompt, in tokens.
 const MIN_CHECKPOINT_DISTANCE: usize = 8 * PAGE_TOKENS;
@@ -25,8 +26,8 @@ pub struct SequencePages {
     /// Positions where other sequences are likely to continue: end of the prompt, and divergence
     /// from the tree. Window pages that their next tokens see are evicted last.
     likely_branch_positions: [usize; 2],
-    /// Key of the prefix tree: everything that the pages depend on besides tokens.
-    tree_key: PrefixTreeKey,
+    /// Cached pages that the sequence finds and adds.
+    scope: CacheScope,
     /// Slot of the recurrent state after all computed tokens.
     state: Option<u32>,
     /// State checkpoints with their positions, until their page is in the tree.
@@ -37,6 +38,11 @@ pub struct SequencePages {
 }
 
 impl SequencePages {
+    /// Cached pages that the sequence finds and adds.
+    pub fn scope(&self) -> &CacheScope {
+        &self.scope
+    }
+
     /// Finds the cached prefix of `tokens`. Returns its pages and its length in tokens.
     ///
     /// Full pages are shared. If a page matches only in part, its beginning is copied
@@ -45,19 +51,19 @@ impl SequencePages {
     /// an encoder is found as a whole or not at all.
     pub fn find<'a>(
         pages: &mut PagePool,
-        tree_key: &PrefixTreeKey,
+        scope: &CacheScope,
         tokens: &[u32],
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
-        let found = pages.find(tree_key, tokens);
+        let found = pages.find(scope, tokens);
         if pages.has_states() {
-            return Self::find_with_state(pages, (tree_key, tokens), found, others);
+            return Self::find_with_state(pages, (scope, tokens), found, others);
         }
         let mut computed = found.path.len() * PAGE_TOKENS;
         // The private page of a running sequence, if it matches further than the tree.
         let tree_partial_tokens = found.partial.map_or(0, |(_, tokens)| tokens);
         let same_path =
-            others.filter(|(other, _)| other.tree_key == *tree_key && other.path == found.path);
+            others.filter(|(other, _)| other.scope.shares_with(scope) && other.path == found.path);
         let unfinished = same_path.filter_map(|(other, other_tokens)| {
             let rest = other_tokens.get(computed..)?.iter().zip(&tokens[computed..]);
             let common = rest.take_while(|(a, b)| a == b);
@@ -67,10 +73,10 @@ impl SequencePages {
             .max_by_key(|(_, tokens)| *tokens)
             .filter(|(_, tokens)| *tokens > tree_partial_tokens);
         let partial_tokens = unfinished.map_or(tree_partial_tokens, |(_, tokens)| tokens);
-        if computed + partial_tokens < tree_key.encoder_input.len() {
-            return (Self::pin_path(pages, Vec::new(), 0, tree_key), 0);
+        if computed + partial_tokens < scope.key.encoder_input.len() {
+            return (Self::pin_path(pages, Vec::new(), 0, scope), 0);
         }
-        let mut sequence = Self::pin_path(pages, found.path, computed + partial_tokens, tree_key);
+        let mut sequence = Self::pin_path(pages, found.path, computed + partial_tokens, scope);
         sequence.likely_branch_positions = [tokens.len(), found.seen / PAGE_TOKENS * PAGE_TOKENS];
         let copied = match (unfinished, found.partial) {
             (Some((page, _)), _) => sequence.copy(pages, page),
@@ -79,7 +85,7 @@ impl SequencePages {
         };
         if copied {
             computed += partial_tokens;
-        } else if pages.has_window_pages() || computed < tree_key.encoder_input.len() {
+        } else if pages.has_window_pages() || computed < scope.key.encoder_input.len() {
             // Without this page, windows would lack positions, or the encoder's input would be
             // incomplete.
             return (sequence.discard(pages), 0);
@@ -92,13 +98,13 @@ impl SequencePages {
         pages: &mut PagePool,
         path: Vec<NodeId>,
         tokens: usize,
-        tree_key: &PrefixTreeKey,
+        scope: &CacheScope,
     ) -> Self {
         pages.retain(&path);
         let in_window = pages.pages_in_window(&path, tokens);
         pages.pin_window_pages(in_window);
         let first_window_page = path.len() - in_window.len();
-        Self { path, first_window_page, tree_key: tree_key.clone(), ..Self::default() }
+        Self { path, first_window_page, scope: scope.clone(), ..Self::default() }
     }
 
     /// Releases all pages and returns an empty value.
@@ -120,7 +126,7 @@ impl SequencePages {
     /// checkpoint.
     fn find_with_state<'a>(
         pages: &mut PagePool,
-        (tree_key, tokens): (&PrefixTreeKey, &[u32]),
+        (scope, tokens): (&CacheScope, &[u32]),
         found: Match,
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
@@ -130,7 +136,7 @@ impl SequencePages {
             other.checkpoints.iter().map(move |checkpoint| (other, other_tokens, *checkpoint))
         });
         let later_checkpoint = checkpoints
-            .filter(|(other, ..)| other.tree_key == *tree_key)
+            .filter(|(other, ..)| other.scope.shares_with(scope))
             .filter(|(other, other_tokens, (at, _))| {
                 let is_later = *at > found.tokens() && at / PAGE_TOKENS == other.path.len();
                 let has_same_tokens = other_tokens.len() >= *at
@@ -143,7 +149,7 @@ impl SequencePages {
             Some((other, _, (at, slot))) => (other.path.clone(), Some(slot), at),
             None => (found.path.clone(), found.state, found.tokens()),
         };
-        let mut sequence = Self::pin_path(pages, path, computed, tree_key);
+        let mut sequence = Self::pin_path(pages, path, computed, scope);
         (sequence.divergence, sequence.likely_branch_positions) =
             (divergence, [tokens.len(), divergence]);
         let has_partial_page = match (later_checkpoint, found.partial) {
@@ -211,7 +217,7 @@ impl SequencePages {
             cached_tokens,
             pages: shared(0).chain(own()).map(|page| page.full).collect(),
             window_pages: SegmentWindowPages { first: self.first_window_page, pages: window_pages },
-            encoder_tokens: self.tree_key.encoder_input.len(),
+            encoder_tokens: self.scope.key.encoder_input.len(),
             state: self.state.unwrap_or(0),
         }
     }
@@ -275,7 +281,8 @@ impl SequencePages {
         while !self.own.is_empty() && computed.len() >= (self.path.len() + 1) * PAGE_TOKENS {
             let start = self.path.len() * PAGE_TOKENS;
             let tokens = &computed[start..start + PAGE_TOKENS];
-            let node = pages.insert(&self.last(), self.own.remove(0), tokens);
+            let node =
+                pages.insert(&self.last(), self.next_namespace(), self.own.remove(0), tokens);
             pages.retain(&[node]);
             pages.pin_window_pages(&[node]);
             self.path.push(node);
@@ -303,7 +310,14 @@ impl SequencePages {
 
     /// Parent of the private pages in the tree.
     fn last(&self) -> Parent {
-        self.path.last().map_or_else(|| Parent::Root(self.tree_key.clone()), |&id| Parent::Node(id))
+        self.path
+            .last()
+            .map_or_else(|| Parent::Root(self.scope.key.clone()), |&id| Parent::Node(id))
+    }
+
+    /// Namespace of the first private page.
+    fn next_namespace(&self) -> CacheNamespace {
+        self.scope.namespace_of_page(self.path.len())
     }
 
     /// Moves the checkpoints in a node's page, which begins after `start` tokens, to the node.
@@ -323,10 +337,10 @@ impl SequencePages {
         let start = (self.path.len() * PAGE_TOKENS).min(computed.len());
         let rest = &computed[start..];
         let mut last = self.path.last().map(|&node| (node, PAGE_TOKENS));
-        let parent = self.last();
+        let (parent, namespace) = (self.last(), self.next_namespace());
         for (i, page) in std::mem::take(&mut self.own).into_iter().enumerate() {
             if i == 0 && !rest.is_empty() {
-                let node = pages.insert(&parent, page, rest);
+                let node = pages.insert(&parent, namespace, page, rest);
                 pages.keep_window_page_longer(node);
                 self.store_checkpoints(pages, node, start);
                 last = Some((node, rest.len()));

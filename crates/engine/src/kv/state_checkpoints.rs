@@ -4,7 +4,7 @@
 //! some positions, and a cached prefix ends at the last of them. A running sequence has one state
 //! slot; all other slots hold checkpoints, of which the least recently used is evicted first.
 
-use super::node::{Match, NodeId, PAGE_TOKENS, PrefixTreeKey, StateCheckpoint};
+use super::node::{CacheScope, Match, NodeId, PAGE_TOKENS, StateCheckpoint};
 use super::page_pool::PagePool;
 use super::state_slots::StateSlots;
 
@@ -67,12 +67,13 @@ impl PagePool {
 
     /// Finds the prefix of `tokens` up to the last checkpoint. A sibling of the longest match can
     /// have a later checkpoint.
-    pub(super) fn find_state(&self, tree_key: &PrefixTreeKey, tokens: &[u32]) -> Match {
+    pub(super) fn find_state(&self, scope: &CacheScope, tokens: &[u32]) -> Match {
         let (mut path, mut found) = (Vec::new(), None);
         let (mut children, mut rest) =
-            (self.roots.get(tree_key).map_or(&[][..], |roots| roots), tokens);
+            (self.roots.get(&scope.key).map_or(&[][..], |roots| roots), tokens);
         loop {
-            let common = children.iter().map(|&id| (id, self.common(id, rest)));
+            let visible = self.visible(children, scope.namespace_of_page(path.len()));
+            let common = visible.map(|id| (id, self.common(id, rest)));
             let states =
                 common.clone().filter_map(|(id, common)| Some((id, self.last_state(id, common)?)));
             if let Some((id, kept)) = states.max_by_key(|(_, kept)| kept.tokens) {
@@ -126,11 +127,12 @@ fn up_to(mut path: Vec<NodeId>, id: NodeId, kept: StateCheckpoint) -> Match {
 
 #[cfg(test)]
 mod tests {
-    use super::super::node::Parent;
+    use super::super::node::{Parent, PrefixTreeKey};
     use super::*;
+    use crate::request::CacheNamespace;
 
     fn find(pages: &PagePool, tokens: &[u32]) -> Match {
-        pages.find(&PrefixTreeKey::default(), tokens)
+        pages.find(&CacheScope::default(), tokens)
     }
 
     fn full(start: u32) -> Vec<u32> {
@@ -144,7 +146,7 @@ mod tests {
         let mut parent = Parent::Root(PrefixTreeKey::default());
         let nodes = [0, 1, 2].map(|i: usize| {
             let page = pages.take().unwrap();
-            let node = pages.insert(&parent, page, &tokens[i]);
+            let node = pages.insert(&parent, CacheNamespace::PUBLIC, page, &tokens[i]);
             parent = Parent::Node(node);
             node
         });
@@ -182,7 +184,7 @@ mod tests {
         let root = Parent::Root(PrefixTreeKey::default());
         let add = |pages: &mut PagePool, tokens: &[u32]| {
             let page = pages.take().unwrap();
-            pages.insert(&root, page, tokens)
+            pages.insert(&root, CacheNamespace::PUBLIC, page, tokens)
         };
         // Two texts of the same first thirty tokens, and one of twenty of these.
         let leaf = |common: u32, other: u32| (0..common).chain([other; 4]).collect::<Vec<u32>>();

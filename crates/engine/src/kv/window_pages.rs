@@ -179,8 +179,9 @@ impl PagePool {
 mod tests {
     use puna_graph::Mask;
 
-    use super::super::node::{Parent, PrefixTreeKey};
+    use super::super::node::{CacheScope, Parent, PrefixTreeKey};
     use super::*;
+    use crate::request::CacheNamespace;
 
     /// Pool of a model with layers of this mask, `count` full pages in the tree, and the tokens
     /// and nodes of these pages.
@@ -191,7 +192,7 @@ mod tests {
         let (mut parent, mut nodes) = (Parent::Root(PrefixTreeKey::default()), Vec::new());
         for tokens in tokens.chunks(PAGE_TOKENS) {
             let page = pages.take().unwrap();
-            let node = pages.insert(&parent, page, tokens);
+            let node = pages.insert(&parent, CacheNamespace::PUBLIC, page, tokens);
             parent = Parent::Node(node);
             nodes.push(node);
         }
@@ -199,7 +200,7 @@ mod tests {
     }
 
     fn found(pages: &PagePool, tokens: &[u32]) -> usize {
-        pages.find(&PrefixTreeKey::default(), tokens).tokens()
+        pages.find(&CacheScope::default(), tokens).tokens()
     }
 
     #[test]
@@ -282,12 +283,15 @@ mod tests {
         assert_eq!(pages.window_page(nodes[0]), None);
         let again = pages.take().unwrap();
         let root = Parent::Root(PrefixTreeKey::default());
-        assert_eq!(pages.insert(&root, again, &tokens[..64]), nodes[0]);
+        assert_eq!(pages.insert(&root, CacheNamespace::PUBLIC, again, &tokens[..64]), nodes[0]);
         assert_eq!(pages.window_page(nodes[0]), again.window);
         // A second window page, or a part of a page, changes nothing.
         for part in [64, 10] {
             let (before, page) = (pages.window_page(nodes[0]), pages.take().unwrap());
-            assert_eq!(pages.insert(&root, page, &tokens[..part]), nodes[0]);
+            assert_eq!(
+                pages.insert(&root, CacheNamespace::PUBLIC, page, &tokens[..part]),
+                nodes[0]
+            );
             assert_eq!(pages.window_page(nodes[0]), before);
         }
         assert_eq!((pages.window_page_counts(), pages.in_use()), ([3, 2, 0], 2));
@@ -295,7 +299,7 @@ mod tests {
         let all = [(); 3].map(|()| pages.take_window_page().unwrap());
         all.into_iter().for_each(|page| pages.release_window_page(page));
         let page = pages.take().unwrap();
-        assert_eq!(pages.insert(&root, page, &tokens[..10]), nodes[0]);
+        assert_eq!(pages.insert(&root, CacheNamespace::PUBLIC, page, &tokens[..10]), nodes[0]);
         assert_eq!((pages.window_page(nodes[0]), pages.window_page_counts()), (None, [3, 0, 0]));
     }
 }

@@ -33,7 +33,7 @@ impl Scheduler {
         }
         let tokens = sequence.tokens.len();
         let cacheable = &sequence.tokens[..sequence.cacheable()];
-        let path = self.pages.find(&sequence.tree_key, cacheable).path;
+        let path = self.pages.find(&sequence.cache_scope, cacheable).path;
         let lacking = (tokens + 1).div_ceil(PAGE_TOKENS).saturating_sub(path.len());
         !self.blocks_admission
             && self.pages.available(&path) >= lacking + self.reserved_pages()
@@ -92,8 +92,9 @@ impl Scheduler {
     fn is_prefix_in_flight(&self, sequence: &SequenceState) -> bool {
         let cacheable = &sequence.tokens[..sequence.cacheable()];
         let more = |than: usize| {
-            let alike =
-                |s: &SequenceState| s.client == sequence.client && s.tree_key == sequence.tree_key;
+            let alike = |s: &SequenceState| {
+                s.client == sequence.client && s.cache_scope == sequence.cache_scope
+            };
             let reads = |s: &&SequenceState| alike(s) && !s.is_decoding() && s.is_ready;
             self.running.iter().filter(reads).any(|s| {
                 let common = s.tokens.iter().zip(cacheable).take_while(|(a, b)| a == b).count();
@@ -101,6 +102,6 @@ impl Scheduler {
             })
         };
         // A cheap test first: most sequences have no common prefix.
-        more(0) && more(self.pages.find(&sequence.tree_key, cacheable).tokens())
+        more(0) && more(self.pages.find(&sequence.cache_scope, cacheable).tokens())
     }
 }

@@ -254,7 +254,7 @@ impl Scheduler {
         let cacheable = &sequence.tokens[..sequence.cacheable()];
         let others = self.running.iter().map(|s| (&s.pages, &s.tokens[..s.computed]));
         let (pages, cached) =
-            SequencePages::find(&mut self.pages, &sequence.tree_key, cacheable, others);
+            SequencePages::find(&mut self.pages, &sequence.cache_scope, cacheable, others);
         (sequence.pages, sequence.computed) = (pages, cached);
         Start { id: sequence.id, cached }
     }

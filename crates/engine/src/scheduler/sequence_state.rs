@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kv::{PrefixTreeKey, SequencePages};
+use crate::kv::{CacheScope, PrefixTreeKey, SequencePages};
 use crate::request::{Request, RequestId};
 
 /// A waiting or running sequence: its tokens, its pages, and its place in the queue.
@@ -16,8 +16,8 @@ pub struct SequenceState {
     pub computed: usize,
     /// Number of generated tokens, including tokens that a context shift dropped.
     pub generated: usize,
-    /// Key of the prefix tree.
-    pub tree_key: PrefixTreeKey,
+    /// Cached pages that the sequence finds and adds.
+    pub cache_scope: CacheScope,
     pub pages: SequencePages,
     /// Context size in tokens.
     pub context: usize,
@@ -48,7 +48,11 @@ impl SequenceState {
             id,
             client: request.client,
             tokens: request.prompt.iter().copied().chain(start).collect(),
-            tree_key: PrefixTreeKey { adapter_scales, encoder_input: encoder_input.into() },
+            cache_scope: CacheScope {
+                key: PrefixTreeKey { adapter_scales, encoder_input: encoder_input.into() },
+                namespace: request.cache_namespace,
+                public_tokens: request.public_tokens,
+            },
             context: request.context_in(n_ctx),
             kept_by_shift: request.shift.then_some(request.keep),
             to_score: request.prompt_logprobs.map_or(0, |_| request.prompt.len()),
@@ -58,7 +62,7 @@ impl SequenceState {
 
     /// Number of tokens that the encoder has to read; 0 once they are in the cache.
     pub fn encoder_tokens_left(&self) -> usize {
-        if self.computed == 0 { self.tree_key.encoder_input.len() } else { 0 }
+        if self.computed == 0 { self.cache_scope.key.encoder_input.len() } else { 0 }
     }
 
     /// Whether only the latest token is not computed.
@@ -93,7 +97,7 @@ impl SequenceState {
     /// Number of first tokens that a context shift keeps in any case: the encoder's input and the
     /// decoder's start token.
     fn min_kept_tokens(&self) -> usize {
-        let encoder_tokens = self.tree_key.encoder_input.len();
+        let encoder_tokens = self.cache_scope.key.encoder_input.len();
         if encoder_tokens == 0 { 0 } else { encoder_tokens + 1 }
     }
 
@@ -110,13 +114,15 @@ impl SequenceState {
         let keep = keep.min(self.tokens.len() - 1);
         let dropped = ((self.tokens.len() - keep) / 2).max(1);
         self.tokens.drain(keep..keep + dropped);
+        // The tokens behind the kept ones are no longer those of the public prefix.
+        self.cache_scope.public_tokens = self.cache_scope.public_tokens.min(keep);
         self.computed = 0;
         dropped
     }
 
     /// Prompt and generated tokens, without the decoder's start token.
     pub fn text(&self) -> Vec<u32> {
-        let encoder_tokens = self.tree_key.encoder_input.len();
+        let encoder_tokens = self.cache_scope.key.encoder_input.len();
         let first_generated = self.min_kept_tokens();
         self.tokens[..encoder_tokens]
             .iter()

@@ -51,7 +51,7 @@ impl Scheduler {
             }
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
             input.segments.push(s.pages.segment(&self.pages, first_row, all, cached_tokens));
-            input.adapter_scales.push(s.tree_key.adapter_scales.clone());
+            input.adapter_scales.push(s.cache_scope.key.adapter_scales.clone());
             let prompt = !s.is_decoding();
             parts.push(SequenceRows { id: s.id, first_row, rows, prompt, scores, outputs, draft });
         }

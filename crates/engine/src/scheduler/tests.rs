@@ -276,7 +276,7 @@ fn steps_of_the_encoder_alternate_with_steps_of_the_decoder() {
     let mut scheduler = scheduler(64, LIMITS);
     let encoded = |id: u64, tokens: u32| {
         let mut s = sequence(id, 0, id as u32 * 1000, tokens);
-        s.tree_key.encoder_input = s.tokens.clone().into();
+        s.cache_scope.key.encoder_input = s.tokens.clone().into();
         s.tokens.push(7);
         s
     };

@@ -18,7 +18,7 @@ use super::rolling_median::RollingMedian;
 use crate::config::{EngineOptions, MemoryReport};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::kv::{PAGE_TOKENS, PagePool, PrefixTreeKey, SequencePages};
+use crate::kv::{CacheScope, PAGE_TOKENS, PagePool, PrefixTreeKey, SequencePages};
 use crate::request::RequestId;
 use crate::speculate::Speculation;
 
@@ -266,8 +266,9 @@ impl ModelDrafter {
                 let known = &request.tokens[..n - 1];
                 // Adapters do not apply to the draft model.
                 let key = PrefixTreeKey::default();
+                let scope = CacheScope { key, ..request.pages.scope().clone() };
                 let (pages, computed) =
-                    SequencePages::find(&mut self.pages, &key, known, std::iter::empty());
+                    SequencePages::find(&mut self.pages, &scope, known, std::iter::empty());
                 self.executor.copy(self.pages.take_copies());
                 DraftSequence { pages, computed, draft: Vec::new(), is_prompt_computed: false }
             });

@@ -1,7 +1,7 @@
 //! Turns a task into a request to the engine.
 
 use puna_api::native::{self, ToolChoice};
-use puna_engine::{AdapterScales, Request, Speculation};
+use puna_engine::{AdapterScales, CacheNamespace, Request, Speculation};
 use puna_prompt::{CallFormat, OutputParser, OutputStage, ParserInput, Template};
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar, Params};
 
@@ -95,6 +95,8 @@ impl Preparer {
             logprobs: task.logprobs,
             prompt_logprobs: task.prompt_logprobs,
             client: handle.client,
+            cache_namespace: CacheNamespace::default(),
+            public_tokens: 0,
             adapter_scales,
             grammar,
             diffusion: task.options.diffusion.into(),

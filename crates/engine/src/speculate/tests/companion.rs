@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::executor::ModelExecutor;
-use crate::kv::{PagePool, PrefixTreeKey, SequencePages};
+use crate::kv::{CacheScope, PagePool, SequencePages};
 use crate::request::RequestId;
 use crate::speculate::blocks::BlockDrafter;
 use crate::speculate::chain::ChainDrafter;
@@ -422,8 +422,8 @@ impl Bench {
         for (s, tokens) in self.both.iter_mut().zip([&other[..], tokens]) {
             std::mem::take(&mut s.pages).release(&mut self.pages, &[]);
             (s.tokens, s.computed) = (tokens.to_vec(), 0);
-            let key = PrefixTreeKey::default();
-            (s.pages, _) = SequencePages::find(&mut self.pages, &key, &[], [].into_iter());
+            let scope = CacheScope::default();
+            (s.pages, _) = SequencePages::find(&mut self.pages, &scope, &[], [].into_iter());
         }
     }
 
