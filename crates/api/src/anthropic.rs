@@ -61,6 +61,8 @@ pub struct MessagesRequest {
     /// Return the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,
+    /// Separates the prefix cache further within one client; as in vLLM (Puna's addition).
+    pub cache_salt: Option<String>,
 }
 
 /// Conversation that the server stores.

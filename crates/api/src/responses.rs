@@ -65,6 +65,8 @@ pub struct ResponsesRequest {
     /// Return the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,
+    /// Separates the prefix cache further within one client; as in vLLM (Puna's addition).
+    pub cache_salt: Option<String>,
 }
 
 /// Reasoning effort.

@@ -41,7 +41,7 @@ pub use puna_graph::AdapterScales;
 pub use puna_models::{Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion};
 pub use request::{
     AnswerStage, CacheNamespace, Diffusion, Event, FinishReason, GenerationStats, Piece,
-    PromptToken, Request, RequestId, Sink,
+    PromptToken, PublicPrefix, Request, RequestId, Sink,
 };
 pub use speculate::model::DraftModel;
 pub use speculate::{DraftCounts, DraftStats, Speculation};

@@ -17,9 +17,15 @@ pub struct RequestId(pub u64);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CacheNamespace(pub u128);
 
-impl CacheNamespace {
-    /// Namespace of prefixes that all requests may find.
-    pub const PUBLIC: Self = Self(0);
+/// Beginning of a prompt that every client of the model may know, such as the model's system
+/// prompt. Its whole pages are shared by all requests with the same public prefix.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PublicPrefix {
+    /// Length in tokens.
+    pub tokens: usize,
+    /// Namespace of its pages. It identifies the whole public text, so that requests for another
+    /// text cannot find out where the texts differ.
+    pub namespace: CacheNamespace,
 }
 
 /// A generation request.
@@ -51,9 +57,8 @@ pub struct Request {
     pub client: u64,
     /// Namespace of the prefixes that the request finds and leaves in the cache.
     pub cache_namespace: CacheNamespace,
-    /// Number of first prompt tokens that every client of the model may know, such as its own
-    /// system prompt. Their whole pages are shared between namespaces.
-    pub public_tokens: usize,
+    /// Public beginning of the prompt.
+    pub public_prefix: PublicPrefix,
     /// Adapter scales; 1 by default. Requests with different scales share steps, but not cached
     /// prefixes.
     pub adapter_scales: AdapterScales,
@@ -81,8 +86,8 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             client: 0,
-            cache_namespace: CacheNamespace::PUBLIC,
-            public_tokens: 0,
+            cache_namespace: CacheNamespace::default(),
+            public_prefix: PublicPrefix::default(),
             adapter_scales: AdapterScales::default(),
             speculation: None,
             grammar: None,

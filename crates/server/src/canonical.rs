@@ -105,6 +105,12 @@ pub struct GenerateTask {
     pub stream_calls: bool,
     /// Answer with the rendered prompt instead of generating.
     pub render_only: bool,
+    /// Separates the cached prefixes of requests of one client; `None` for requests without a salt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_salt: Option<String>,
+    /// Namespace of the prefixes that the request finds in the cache.
+    #[serde(default)]
+    pub cache_namespace: u128,
 }
 
 /// How to treat a prompt that does not fit into the context.

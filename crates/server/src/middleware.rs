@@ -19,14 +19,16 @@ use tower::ServiceExt;
 use crate::app::App;
 use crate::auth::Access;
 use crate::auth::authorizer::{AccessDenied, Authorizer};
+use crate::auth::owner::{Owners, Principal};
 use crate::canonical::ApiError;
+use crate::config::TrustedProxies;
 use crate::config::origins::Origins;
 use crate::http::access_log::{KeyName, LogEntry};
 use crate::http::body_budget::{BodyBudget, HeldReservation};
 use crate::http::host_check::{HostKind, classify_host, machine_name};
-use crate::http::peer::{host, is_local, peer};
+use crate::http::peer::{host, is_local, peer, resolve_client_address};
 use crate::http::serve::RequestHandler;
-use crate::http::{Client, CompatibilityReport, Dialect, Owner, SchemaReport};
+use crate::http::{Client, CompatibilityReport, Dialect, SchemaReport};
 use crate::metrics::ServerMetrics;
 use crate::mirror::Registry;
 use crate::routes::table::{Route, RouteMatch, RouteTable, with_decoded_path};
@@ -56,6 +58,8 @@ struct Inner {
     checks_hosts: bool,
     machine: String,
     authorizer: Arc<Authorizer>,
+    owners: Owners,
+    trusted_proxies: TrustedProxies,
     body_budget: BodyBudget,
     registry: Option<Registry>,
 }
@@ -71,7 +75,9 @@ impl Middleware {
     ) -> Self {
         let table = RouteTable::new(&routes);
         let metrics = app.metrics().clone();
-        let origins = app.config().origins.clone();
+        let config = app.config();
+        let owners = Owners::open(&config.keys, config.prefix_sharing);
+        let (origins, trusted_proxies) = (config.origins.clone(), config.trusted_proxies.clone());
         let router = routes
             .into_iter()
             .fold(Router::new(), |router, route| router.route(route.path, route.handler));
@@ -84,6 +90,8 @@ impl Middleware {
             checks_hosts,
             machine: machine_name(),
             authorizer,
+            owners,
+            trusted_proxies,
             body_budget: BodyBudget::default(),
             registry,
         }))
@@ -95,7 +103,8 @@ impl Middleware {
     }
 
     /// Answers a request, counts it and logs it.
-    pub async fn answer(&self, request: Request) -> Response {
+    pub async fn answer(&self, mut request: Request) -> Response {
+        resolve_client_address(&mut request, &self.0.trusted_proxies);
         let entry = LogEntry::begin(&request, peer(&request));
         // In a box, since the future of all routes is large and its callers would copy it.
         entry.record(Box::pin(self.answer_with_metrics(request))).await
@@ -199,11 +208,13 @@ impl Middleware {
                 denied(request.extensions().get().copied().unwrap_or_default(), refusal)
             }
             Ok(authorized) => {
-                request.extensions_mut().insert(Owner(authorized.client));
-                if let Some(client) = authorized.client {
-                    request.extensions_mut().insert(Client(client));
-                }
-                let mut response = self.route(request).await;
+                let address = peer(&request);
+                let principal = authorized.principal.unwrap_or(Principal::Address(address));
+                let number = authorized.client.unwrap_or_else(|| Client::number_at(address));
+                let cache_namespace = self.0.owners.cache_namespace(&principal);
+                request.extensions_mut().insert(self.0.owners.owner(&principal));
+                request.extensions_mut().insert(Client { number, cache_namespace });
+                let mut response = authorized.caller.scope(self.route(request)).await;
                 let Some(permit) = authorized.permit else { return response };
                 response.extensions_mut().insert(KeyName(permit.key().to_owned()));
                 response.map(|body| {

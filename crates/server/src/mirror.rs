@@ -20,11 +20,11 @@ use tokio::sync::mpsc;
 
 use crate::auth::authorizer::Authorizer;
 use crate::auth::{Key, Scope};
-use crate::config::{Config, MirrorConfig};
+use crate::config::{Config, MirrorConfig, TrustedProxies};
 use crate::error::ServeError;
 use crate::http::access_log::LogEntry;
 use crate::http::host_check::{HostKind, classify_host, machine_name};
-use crate::http::peer::{host, is_local, peer};
+use crate::http::peer::{host, is_local, peer, resolve_client_address};
 use crate::http::serve::{ConnectionConfig, RequestHandler, run};
 use crate::http::tls::Tls;
 use crate::metrics::prometheus;
@@ -284,10 +284,12 @@ struct StandaloneMirror {
     registry: Registry,
     /// Whether `Host` headers are checked, which is so on loopback addresses only.
     checks_hosts: bool,
+    trusted_proxies: TrustedProxies,
 }
 
 impl RequestHandler for StandaloneMirror {
-    fn answer(&self, request: Request) -> BoxFuture<'static, Response> {
+    fn answer(&self, mut request: Request) -> BoxFuture<'static, Response> {
+        resolve_client_address(&mut request, &self.trusted_proxies);
         let registry = self.registry.clone();
         let host_check = if self.checks_hosts { registry.check_host(&request) } else { Ok(()) };
         Box::pin(async move {
@@ -343,7 +345,11 @@ pub async fn serve(
     tracing::info!(address = %format_args!("{scheme}://{address}"), library, version = VERSION, "mirror listening");
     let _announced = config.mirror.announce.then(|| announce(address, tls.is_some())).flatten();
     let mirror = registry.clone();
-    let handler = Arc::new(StandaloneMirror { registry, checks_hosts: address.ip().is_loopback() });
+    let handler = Arc::new(StandaloneMirror {
+        registry,
+        checks_hosts: address.ip().is_loopback(),
+        trusted_proxies: config.trusted_proxies.clone(),
+    });
     let config = ConnectionConfig { handler, tls, write_timeout: config.write_timeout };
     run(listener, config, reload, end, std::future::ready(())).await;
     mirror.flush().await;

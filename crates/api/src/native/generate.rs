@@ -69,6 +69,9 @@ pub struct GenerateRequest {
     /// Return the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only", skip_serializing_if = "is_default")]
     pub debug_render_only: bool,
+    /// Separates the prefix cache further within one client; as in vLLM (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_salt: Option<String>,
     /// Whether the last line of a stream has `schema_violations` (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub return_adapted: bool,
@@ -131,6 +134,9 @@ pub struct ChatRequest {
     /// Return the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only", skip_serializing_if = "is_default")]
     pub debug_render_only: bool,
+    /// Separates the prefix cache further within one client; as in vLLM (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_salt: Option<String>,
     /// Whether the last line of a stream has `schema_violations` (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub return_adapted: bool,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use puna_graph::AdapterScales;
 
-use crate::request::CacheNamespace;
+use crate::request::{CacheNamespace, PublicPrefix};
 
 /// Tokens per page.
 pub const PAGE_TOKENS: usize = 64;
@@ -51,7 +51,7 @@ pub struct PrefixTreeKey {
 }
 
 /// Cached pages that a sequence finds and adds: those of its namespace, and the pages of a public
-/// prefix, which all namespaces share.
+/// prefix, which several namespaces share.
 ///
 /// A sequence finds nothing of other namespaces, so neither its cached tokens nor its prefill time
 /// tell whether another client has sent a text.
@@ -61,15 +61,15 @@ pub struct CacheScope {
     pub key: PrefixTreeKey,
     /// Namespace of all pages behind the public prefix.
     pub namespace: CacheNamespace,
-    /// Length of the public prefix in tokens; only its whole pages are shared.
-    pub public_tokens: usize,
+    /// Public prefix; only its whole pages are shared.
+    pub public_prefix: PublicPrefix,
 }
 
 impl CacheScope {
     /// Namespace of the page with this index in the sequence.
     pub(super) fn namespace_of_page(&self, index: usize) -> CacheNamespace {
-        match (index + 1) * PAGE_TOKENS <= self.public_tokens {
-            true => CacheNamespace::PUBLIC,
+        match (index + 1) * PAGE_TOKENS <= self.public_prefix.tokens {
+            true => self.public_prefix.namespace,
             false => self.namespace,
         }
     }

@@ -305,6 +305,7 @@ mod tests {
 
     use super::super::sequence_pages::SequencePages;
     use super::*;
+    use crate::request::PublicPrefix;
 
     fn root() -> Parent {
         Parent::Root(PrefixTreeKey::default())
@@ -316,15 +317,15 @@ mod tests {
 
     #[test]
     fn a_namespace_finds_its_own_pages_and_the_whole_pages_of_the_public_prefix() {
-        let scope = |namespace, public_tokens| CacheScope {
+        let scope = |namespace, tokens, text| CacheScope {
             namespace: CacheNamespace(namespace),
-            public_tokens,
+            public_prefix: PublicPrefix { tokens, namespace: CacheNamespace(text) },
             ..CacheScope::default()
         };
         // A public prefix of a page and a half, then private tokens.
         let prompt: Vec<u32> = [full(0), full(100), full(200)].concat();
         let mut pages = PagePool::new(8);
-        let [ann, bob] = [scope(1, 96), scope(2, 96)];
+        let [ann, bob] = [scope(1, 96, 9), scope(2, 96, 9)];
         let insert = |pages: &mut PagePool, scope: &CacheScope| {
             let (mut sequence, cached) =
                 SequencePages::find(pages, scope, &prompt, std::iter::empty());
@@ -335,8 +336,8 @@ mod tests {
         assert_eq!(insert(&mut pages, &ann), 0);
         assert_eq!(pages.find(&ann, &prompt).path.len(), 3);
         assert_eq!(pages.find(&bob, &prompt).tokens(), 64);
-        assert_eq!(pages.find(&scope(1, 0), &prompt).tokens(), 0, "not published as private");
-        assert_eq!(pages.find(&scope(0, 0), &prompt).path.len(), 1);
+        assert_eq!(pages.find(&scope(1, 0, 0), &prompt).tokens(), 0, "the page is public");
+        assert_eq!(pages.find(&scope(2, 96, 8), &prompt).tokens(), 0, "of another public text");
         // The second namespace adds pages of its own below the shared one.
         assert_eq!((insert(&mut pages, &bob), pages.in_use()), (64, 5));
         assert_eq!((insert(&mut pages, &bob), pages.in_use()), (192, 5));
@@ -376,9 +377,8 @@ mod tests {
     fn a_prompt_finds_the_pages_of_an_earlier_one_and_the_beginning_of_the_next() {
         let mut pages = PagePool::new(4);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let first = pages.insert(&root(), CacheNamespace::PUBLIC, a, &full(0));
-        let second =
-            pages.insert(&Parent::Node(first), CacheNamespace::PUBLIC, b, &full(100)[..10]);
+        let first = pages.insert(&root(), CacheNamespace(0), a, &full(0));
+        let second = pages.insert(&Parent::Node(first), CacheNamespace(0), b, &full(100)[..10]);
         let prompt: Vec<u32> =
             full(0).into_iter().chain(full(100).into_iter().take(7)).chain([999]).collect();
         let found = Match { path: vec![first], partial: Some((second, 7)), ..Match::default() };
@@ -392,7 +392,7 @@ mod tests {
         let ids: Vec<NodeId> = (0..3)
             .map(|i| {
                 let page = pages.take().unwrap();
-                pages.insert(&root(), CacheNamespace::PUBLIC, page, &full(i * 1000))
+                pages.insert(&root(), CacheNamespace(0), page, &full(i * 1000))
             })
             .collect();
         pages.retain(&[ids[0]]);
@@ -409,8 +409,8 @@ mod tests {
     fn the_same_tokens_are_stored_once() {
         let mut pages = PagePool::new(3);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let first = pages.insert(&root(), CacheNamespace::PUBLIC, a, &full(0));
-        assert_eq!(pages.insert(&root(), CacheNamespace::PUBLIC, b, &full(0)), first);
+        let first = pages.insert(&root(), CacheNamespace(0), a, &full(0));
+        assert_eq!(pages.insert(&root(), CacheNamespace(0), b, &full(0)), first);
         assert_eq!(pages.in_use(), 1);
     }
 
@@ -418,10 +418,13 @@ mod tests {
     fn pages_of_other_adapter_scales_are_not_shared() {
         let mut pages = PagePool::new(2);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let half = PrefixTreeKey::from(AdapterScales::new(&[0.5]));
-        let plain = pages.insert(&root(), CacheNamespace::PUBLIC, a, &full(0));
+        let half = PrefixTreeKey {
+            adapter_scales: AdapterScales::new(&[0.5]),
+            ..PrefixTreeKey::default()
+        };
+        let plain = pages.insert(&root(), CacheNamespace(0), a, &full(0));
         assert_eq!(pages.find(&half.clone().into(), &full(0)), Match::default());
-        let other = pages.insert(&Parent::Root(half.clone()), CacheNamespace::PUBLIC, b, &full(0));
+        let other = pages.insert(&Parent::Root(half.clone()), CacheNamespace(0), b, &full(0));
         assert_ne!(plain, other);
         assert_eq!(pages.find(&half.clone().into(), &full(0)).path, [other]);
         assert_eq!(pages.find(&CacheScope::default(), &full(0)).path, [plain]);
@@ -440,8 +443,7 @@ mod tests {
         };
         let prompt: Vec<u32> = full(0).into_iter().chain([500, 501]).collect();
         let page = pages.take().unwrap();
-        let first =
-            pages.insert(&Parent::Root(key(&prompt)), CacheNamespace::PUBLIC, page, &full(0));
+        let first = pages.insert(&Parent::Root(key(&prompt)), CacheNamespace(0), page, &full(0));
         assert_eq!(pages.find(&key(&prompt).into(), &prompt).path, [first]);
         assert_eq!(pages.find(&key(&prompt[..65]).into(), &prompt[..65]), Match::default());
         assert_eq!(pages.find(&CacheScope::default(), &prompt), Match::default());
@@ -451,8 +453,8 @@ mod tests {
     fn a_longer_page_replaces_a_shorter_leaf() {
         let mut pages = PagePool::new(3);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
-        let first = pages.insert(&root(), CacheNamespace::PUBLIC, a, &full(0)[..5]);
-        assert_eq!(pages.insert(&root(), CacheNamespace::PUBLIC, b, &full(0)[..9]), first);
+        let first = pages.insert(&root(), CacheNamespace(0), a, &full(0)[..5]);
+        assert_eq!(pages.insert(&root(), CacheNamespace(0), b, &full(0)[..9]), first);
         assert_eq!((pages.in_use(), pages.page(first)), (1, b));
     }
 
@@ -468,12 +470,8 @@ mod tests {
                 // Texts of 32 pages.
                 parent = if i % 32 == 0 { root() } else { parent };
                 let page = pages.take().unwrap();
-                parent = Parent::Node(pages.insert(
-                    &parent,
-                    CacheNamespace::PUBLIC,
-                    page,
-                    &full(i * 64),
-                ));
+                parent =
+                    Parent::Node(pages.insert(&parent, CacheNamespace(0), page, &full(i * 64)));
             }
             let start = std::time::Instant::now();
             let evicted = (0..128).filter_map(|_| pages.take()).count();

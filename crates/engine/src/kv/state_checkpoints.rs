@@ -146,7 +146,7 @@ mod tests {
         let mut parent = Parent::Root(PrefixTreeKey::default());
         let nodes = [0, 1, 2].map(|i: usize| {
             let page = pages.take().unwrap();
-            let node = pages.insert(&parent, CacheNamespace::PUBLIC, page, &tokens[i]);
+            let node = pages.insert(&parent, CacheNamespace(0), page, &tokens[i]);
             parent = Parent::Node(node);
             node
         });
@@ -184,7 +184,7 @@ mod tests {
         let root = Parent::Root(PrefixTreeKey::default());
         let add = |pages: &mut PagePool, tokens: &[u32]| {
             let page = pages.take().unwrap();
-            pages.insert(&root, CacheNamespace::PUBLIC, page, tokens)
+            pages.insert(&root, CacheNamespace(0), page, tokens)
         };
         // Two texts of the same first thirty tokens, and one of twenty of these.
         let leaf = |common: u32, other: u32| (0..common).chain([other; 4]).collect::<Vec<u32>>();

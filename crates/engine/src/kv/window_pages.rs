@@ -192,7 +192,7 @@ mod tests {
         let (mut parent, mut nodes) = (Parent::Root(PrefixTreeKey::default()), Vec::new());
         for tokens in tokens.chunks(PAGE_TOKENS) {
             let page = pages.take().unwrap();
-            let node = pages.insert(&parent, CacheNamespace::PUBLIC, page, tokens);
+            let node = pages.insert(&parent, CacheNamespace(0), page, tokens);
             parent = Parent::Node(node);
             nodes.push(node);
         }
@@ -283,15 +283,12 @@ mod tests {
         assert_eq!(pages.window_page(nodes[0]), None);
         let again = pages.take().unwrap();
         let root = Parent::Root(PrefixTreeKey::default());
-        assert_eq!(pages.insert(&root, CacheNamespace::PUBLIC, again, &tokens[..64]), nodes[0]);
+        assert_eq!(pages.insert(&root, CacheNamespace(0), again, &tokens[..64]), nodes[0]);
         assert_eq!(pages.window_page(nodes[0]), again.window);
         // A second window page, or a part of a page, changes nothing.
         for part in [64, 10] {
             let (before, page) = (pages.window_page(nodes[0]), pages.take().unwrap());
-            assert_eq!(
-                pages.insert(&root, CacheNamespace::PUBLIC, page, &tokens[..part]),
-                nodes[0]
-            );
+            assert_eq!(pages.insert(&root, CacheNamespace(0), page, &tokens[..part]), nodes[0]);
             assert_eq!(pages.window_page(nodes[0]), before);
         }
         assert_eq!((pages.window_page_counts(), pages.in_use()), ([3, 2, 0], 2));
@@ -299,7 +296,7 @@ mod tests {
         let all = [(); 3].map(|()| pages.take_window_page().unwrap());
         all.into_iter().for_each(|page| pages.release_window_page(page));
         let page = pages.take().unwrap();
-        assert_eq!(pages.insert(&root, CacheNamespace::PUBLIC, page, &tokens[..10]), nodes[0]);
+        assert_eq!(pages.insert(&root, CacheNamespace(0), page, &tokens[..10]), nodes[0]);
         assert_eq!((pages.window_page(nodes[0]), pages.window_page_counts()), (None, [3, 0, 0]));
     }
 }

@@ -51,7 +51,7 @@ impl SequenceState {
             cache_scope: CacheScope {
                 key: PrefixTreeKey { adapter_scales, encoder_input: encoder_input.into() },
                 namespace: request.cache_namespace,
-                public_tokens: request.public_tokens,
+                public_prefix: request.public_prefix,
             },
             context: request.context_in(n_ctx),
             kept_by_shift: request.shift.then_some(request.keep),
@@ -115,7 +115,8 @@ impl SequenceState {
         let dropped = ((self.tokens.len() - keep) / 2).max(1);
         self.tokens.drain(keep..keep + dropped);
         // The tokens behind the kept ones are no longer those of the public prefix.
-        self.cache_scope.public_tokens = self.cache_scope.public_tokens.min(keep);
+        let public = &mut self.cache_scope.public_prefix;
+        public.tokens = public.tokens.min(keep);
         self.computed = 0;
         dropped
     }

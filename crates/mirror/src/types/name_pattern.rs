@@ -7,7 +7,7 @@ use crate::types::repository::Repository;
 const MAX_SHOWN_CHARS: usize = 100;
 
 /// Whether a namespace matches a pattern. Case is ignored.
-pub(crate) fn matches_pattern(namespace: &str, pattern: &str) -> bool {
+pub fn matches_pattern(namespace: &str, pattern: &str) -> bool {
     let (namespace, pattern) = (namespace.to_ascii_lowercase(), pattern.to_ascii_lowercase());
     pattern.strip_suffix('*').map_or(namespace == pattern, |start| namespace.starts_with(start))
 }

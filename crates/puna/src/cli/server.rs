@@ -94,6 +94,9 @@ pub struct KeyAddArgs {
     /// Namespaces of the registry that the key may use: me, or team-* for a prefix
     #[arg(long, value_delimiter = ',', value_name = "NAMESPACE")]
     pub namespace: Vec<String>,
+    /// Group whose keys share cached prefixes if prefix_sharing is "group"
+    #[arg(long, value_name = "GROUP")]
+    pub group: Option<String>,
     /// Maximum requests per minute
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub requests_per_minute: Option<u32>,

@@ -21,6 +21,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
                     (key.requests_per_minute, key.concurrent) =
                         (args.requests_per_minute, args.concurrent);
                     key.namespaces.clone_from(&args.namespace);
+                    key.group.clone_from(&args.group);
                     if public.is_some() {
                         (key.public, key.hash) = (public.clone(), String::new());
                     }
@@ -37,7 +38,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
             out::line(&secret)
         }
         KeyCommand::List(args) if args.json => {
-            let one = |key: &Key| json!({"name": key.name, "scopes": key.scopes, "created": key.created, "requests_per_minute": key.requests_per_minute, "concurrent": key.concurrent, "namespaces": key.namespaces, "public": key.public});
+            let one = |key: &Key| json!({"name": key.name, "scopes": key.scopes, "created": key.created, "requests_per_minute": key.requests_per_minute, "concurrent": key.concurrent, "namespaces": key.namespaces, "group": key.group, "public": key.public});
             let file = KeyFile::read(&path)?;
             out::json(
                 &json!({"file": path.display().to_string(), "keys": file.keys.iter().map(one).collect::<Vec<_>>()}),

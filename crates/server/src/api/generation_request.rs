@@ -55,6 +55,8 @@ pub(crate) struct GenerationRequest {
     pub(crate) stream_calls: bool,
     /// Whether to return the rendered prompt instead of generating.
     pub(crate) render_only: bool,
+    /// Separates cached prefixes further than clients do.
+    pub(crate) cache_salt: Option<String>,
 }
 
 impl GenerationRequest {
@@ -78,6 +80,7 @@ impl GenerationRequest {
             prompt_logprobs: None,
             stream_calls: false,
             render_only: false,
+            cache_salt: None,
         }
     }
 
@@ -200,6 +203,8 @@ impl GenerationRequest {
             prompt_logprobs: self.prompt_logprobs,
             stream_calls: self.stream_calls,
             render_only: self.render_only,
+            cache_salt: self.cache_salt.filter(|salt| !salt.is_empty()),
+            cache_namespace: 0,
         })
     }
 }

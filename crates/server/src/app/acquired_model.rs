@@ -8,6 +8,7 @@ use puna_store::Model;
 
 use super::running_task::{EventSource, RunningTask};
 use super::{App, details, key, weights};
+use crate::auth::owner::salted_namespace;
 use crate::canonical::{ApiError, Event, GenerateTask, Task};
 use crate::http::body_budget::{BodyReservation, take_reservation};
 use crate::http::{Client, current_via};
@@ -82,7 +83,7 @@ impl App {
         let metrics = self.metrics().model(&listing.name);
         let waiting = metrics.clone().start_model_wait();
         let request = AcquireRequest {
-            client: client.0,
+            client: client.number,
             key: key(model),
             spec,
             num_ctx,
@@ -114,7 +115,8 @@ impl AcquiredModel {
     ) -> RunningTask {
         let events = match &self.backend {
             ModelBackend::Runner(lease) => {
-                let events = lease.submit(self.client.0, task, reservation).await;
+                let task = self.in_cache_namespace(task);
+                let events = lease.submit(self.client.number, task, reservation).await;
                 EventSource::Runner { events, _lease: lease.clone() }
             }
             ModelBackend::Remote(upstream) => {
@@ -123,6 +125,17 @@ impl AcquiredModel {
         };
         let metrics = self.metrics.clone().start_task(self.arrived);
         RunningTask { events, arrived: self.arrived, load_time: self.load_time, metrics }
+    }
+
+    /// Sets the namespace of a task's cached prefixes: that of the client, with the salt of the
+    /// request.
+    fn in_cache_namespace(&self, mut task: Task) -> Task {
+        if let Task::Generate(generate) = &mut task {
+            let own = self.client.cache_namespace;
+            let salted = generate.cache_salt.take().map(|salt| salted_namespace(own, &salt));
+            generate.cache_namespace = salted.unwrap_or(own);
+        }
+        task
     }
 
     /// Submits several generations of the current request side by side.

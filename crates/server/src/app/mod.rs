@@ -220,7 +220,10 @@ impl App {
         name: &Name,
         missing: impl FnOnce() -> String,
     ) -> Result<Arc<Model>, ApiError> {
-        let (stored, runner) = (name.stored.clone(), name.runner.clone());
+        let Some(stored) = name.visible().cloned() else {
+            return Err(ApiError::not_found(missing()));
+        };
+        let runner = name.runner.clone();
         match self.store(move |store| store.resolve_for(&stored, runner.as_deref())).await? {
             Ok(model) => Ok(Arc::new(model)),
             Err(StoreError::NotFound(_)) => Err(ApiError::not_found(missing())),

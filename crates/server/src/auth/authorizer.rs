@@ -7,6 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 use axum::http::{HeaderMap, header};
 use puna_mirror::RateLimit;
 
+use super::caller::{Caller, ModelAccess};
+use super::owner::Principal;
 use super::rate_limits::{KeyUsage, LimitExceeded, RequestPermit};
 use super::{Access, Key, KeyError, KeyFile, Scope};
 use crate::canonical::ApiError;
@@ -36,11 +38,15 @@ struct LoadedKeys {
 
 /// Result of a successful authorization.
 #[derive(Debug, Default)]
-pub struct Authorized {
+pub(crate) struct Authorized {
     /// Counts the request as running for its key until the response is sent.
     pub permit: Option<RequestPermit>,
     /// Client number of the key.
     pub client: Option<u64>,
+    /// The key as an owner.
+    pub principal: Option<Principal>,
+    /// What the caller may do with models.
+    pub caller: Caller,
 }
 
 /// Denied access, with an optional `Retry-After` in seconds.
@@ -83,7 +89,7 @@ impl Authorizer {
         local: bool,
     ) -> Result<Authorized, AccessDenied> {
         let keys = self.keys();
-        let Access::Requires(scope) = access else { return Ok(Authorized::default()) };
+        let Access::Requires(scope, models) = access else { return Ok(Authorized::default()) };
         if keys.keys.is_empty() {
             return match scope == Scope::Inference || local {
                 true => Ok(Authorized::default()),
@@ -109,12 +115,21 @@ impl Authorizer {
                 ),
             ));
         }
+        let caller = Caller::new(&key.namespaces);
+        if models == ModelAccess::Server {
+            caller.check_server().map_err(|failure| AccessDenied { failure, retry_after: None })?;
+        }
         let permit = self.usage.begin(key, None, Instant::now());
         let permit = permit.map_err(|limit| {
             let RateLimit { message: said, retry_after } = limit_error(key, &limit);
             AccessDenied { retry_after: Some(retry_after), ..denied(429, said) }
         })?;
-        Ok(Authorized { permit: Some(permit), client: client_id(key) })
+        Ok(Authorized {
+            permit: Some(permit),
+            client: client_id(key),
+            principal: Some(Principal::of_key(key)),
+            caller,
+        })
     }
 
     /// Starts a request to the mirror for a key. A key that was removed in between has nothing to

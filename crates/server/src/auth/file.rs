@@ -70,6 +70,9 @@ pub struct Key {
     /// this field has no hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub public: Option<String>,
+    /// Group whose keys share cached prefixes if the server's `prefix_sharing` is `group`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// Mirror namespaces that the key may use: `name` or `name*`; empty allows all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<String>,
@@ -187,6 +190,7 @@ impl KeyFile {
             requests_per_minute,
             concurrent,
             public,
+            group: None,
             namespaces,
         };
         self.keys.push(key);

@@ -4,7 +4,9 @@
 //! no keys. The server checks every request against it.
 
 pub(crate) mod authorizer;
+pub(crate) mod caller;
 mod file;
+pub(crate) mod owner;
 mod rate_limits;
 #[cfg(test)]
 mod tests;
@@ -12,6 +14,8 @@ mod tests;
 pub use file::{Key, KeyError, KeyFile};
 
 use serde::{Deserialize, Serialize};
+
+use caller::ModelAccess;
 
 /// Access right of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,6 +53,7 @@ impl Scope {
 pub(crate) enum Access {
     /// No key: the route reveals nothing about the server.
     Open,
-    /// A key with this scope, if the server has keys.
-    Requires(Scope),
+    /// A key with this scope, if the server has keys, whose namespaces permit what the route does
+    /// with models.
+    Requires(Scope, ModelAccess),
 }

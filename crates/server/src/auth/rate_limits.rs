@@ -182,6 +182,7 @@ mod tests {
             requests_per_minute,
             concurrent,
             public,
+            group: None,
             namespaces,
         }
     }

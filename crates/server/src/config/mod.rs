@@ -14,12 +14,14 @@ pub mod origins;
 #[cfg(test)]
 mod page_tests;
 mod paths;
+mod prefix_sharing;
 mod reader;
 mod setting_keys;
 mod setting_table;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod trusted_proxies;
 mod unknown_variables;
 
 use std::path::{Path, PathBuf};
@@ -34,8 +36,10 @@ pub use effective::{Setting, Source};
 pub use error::{ConfigError, Warning};
 pub use hosts::HostSettings;
 pub use mirror::MirrorConfig;
+pub use prefix_sharing::PrefixSharing;
 pub use setting_keys::check_key;
 pub use setting_table::{SETTINGS, SettingDefault, SettingDefinition, SettingGroup, ValueKind};
+pub use trusted_proxies::TrustedProxies;
 
 use self::origins::Origins;
 use crate::speculate::SpeculateSetting;
@@ -79,6 +83,10 @@ pub struct Config {
     pub origins: Origins,
     /// `PUNA_KEYS`: the file of [API keys](crate::auth).
     pub keys: PathBuf,
+    /// `PUNA_PREFIX_SHARING`: which requests find each other's prefixes in the cache.
+    pub prefix_sharing: PrefixSharing,
+    /// `PUNA_TRUSTED_PROXIES`: proxies whose account of the client's address is believed.
+    pub trusted_proxies: TrustedProxies,
     /// `PUNA_TLS_CERTIFICATE` and `PUNA_TLS_KEY`; `None` disables TLS.
     pub tls: Option<TlsFiles>,
     /// `PUNA_MIRROR_…`: the mirror.
@@ -245,6 +253,8 @@ impl Config {
             runner: read.runner(),
             origins: read.origins(),
             keys: keys_file(read),
+            prefix_sharing: PrefixSharing::read(read),
+            trusted_proxies: TrustedProxies::read(read),
             tls,
             mirror: MirrorConfig::read(read),
             api_key: Redacted(read.secret("api_key")),

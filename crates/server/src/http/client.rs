@@ -1,4 +1,5 @@
-//! Identifies the client of a request for fair scheduling.
+//! Identifies the client of a request: for fair scheduling, and for what the server reuses from its
+//! earlier requests.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -6,18 +7,22 @@ use std::net::IpAddr;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-/// Client of a request, which shares one part of a busy model: the API key, else the IP address of
-/// the connection.
+/// Client of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Client(pub(crate) u64);
+pub(crate) struct Client {
+    /// Number for fair scheduling: clients with different numbers share a busy model equally.
+    pub(crate) number: u64,
+    /// Namespace of the prefixes that its requests find in the cache of a model.
+    pub(crate) cache_namespace: u128,
+}
 
 impl Client {
-    /// The client at an address. An IPv6 client is its /64 network, which one household usually
-    /// has.
-    pub(crate) fn at(address: IpAddr) -> Self {
+    /// Number of the client at an address. An IPv6 client is its /64 network, which one household
+    /// usually has.
+    pub(crate) fn number_at(address: IpAddr) -> u64 {
         match address.to_canonical() {
-            IpAddr::V4(v4) => Self(u32::from(v4).into()),
-            IpAddr::V6(v6) => Self((u128::from(v6) >> 64) as u64),
+            IpAddr::V4(v4) => u32::from(v4).into(),
+            IpAddr::V6(v6) => (u128::from(v6) >> 64) as u64,
         }
     }
 }
@@ -30,9 +35,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Client {
     }
 }
 
-/// Number of the request's API key; `None` if no key is required.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Owner(pub(crate) Option<u64>);
+/// Owner of stored responses; see [`crate::auth::owner`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Owner(pub(crate) u128);
 
 impl<S: Send + Sync> FromRequestParts<S> for Owner {
     type Rejection = Infallible;
@@ -48,7 +53,7 @@ mod tests {
 
     #[test]
     fn addresses_of_one_network_are_one_client() {
-        let at = |text: &str| Client::at(text.parse().unwrap());
+        let at = |text: &str| Client::number_at(text.parse().unwrap());
         assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
         assert_ne!(at("10.0.0.2"), at("10.0.0.1"));
         assert_eq!(at("2001:db8:1:2::5"), at("2001:db8:1:2:3:4:5:6"));

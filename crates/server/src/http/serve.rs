@@ -17,7 +17,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
-use super::client::Client;
 use super::graceful_shutdown::RequestTracker;
 use super::peer::Peer;
 use super::tls::{MAX_HANDSHAKES, Tls};
@@ -188,7 +187,6 @@ impl ConnectionService {
             async move {
                 let active = tracker.start_request();
                 let mut request = tracker.wrap_request(request);
-                request.extensions_mut().insert(Client::at(peer.ip()));
                 request.extensions_mut().insert(Peer(peer.ip()));
                 request.extensions_mut().insert(secure);
                 let response = handler.answer(request).await;

@@ -109,7 +109,7 @@ fn describe_operation(operation: &Operation, route: &Route, types: &mut SchemaRe
     match route.access {
         Access::Open => described["security"] = json!([]),
         // The empty object stands for servers without keys, where no authentication is needed.
-        Access::Requires(scope) => {
+        Access::Requires(scope, _) => {
             described["security"] = json!([{}, {"bearer": []}, {"key": []}]);
             described["x-puna-scope"] = scope.name().into();
         }

@@ -33,6 +33,8 @@ fn generate(given: Value) -> GenerateTask {
         prompt_logprobs: None,
         stream_calls: false,
         render_only: false,
+        cache_salt: None,
+        cache_namespace: 0,
     }
 }
 

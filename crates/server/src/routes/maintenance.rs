@@ -22,9 +22,10 @@ use crate::api::ollama::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use crate::api::ollama::transfer;
 use crate::api::rfc3339;
 use crate::app::{App, store_error};
+use crate::auth::caller::{Action, Caller};
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Json, Native, json};
-use crate::models::names::{REMOTE_UNAVAILABLE, reference};
+use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
 
 /// Interval between progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(60);
@@ -35,8 +36,11 @@ pub(super) async fn verify(
     Json(request, _): Json<Native, VerifyRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
     let model = match request.model.as_str() {
-        "" => None,
-        given => Some(reference(given, REMOTE_UNAVAILABLE)?.name),
+        "" => {
+            Caller::current().check_server()?;
+            None
+        }
+        given => Some(changed_reference(given, REMOTE_UNAVAILABLE)?.name),
     };
     let last_only = request.stream == Some(false);
     let repair = request.repair.then_some(Repair { insecure: request.insecure });
@@ -395,6 +399,8 @@ pub(super) async fn downloads(State(app): State<App>) -> Result<Response, ErrorR
         running: pull.is_running,
         began_at: rfc3339(pull.began),
     };
-    let downloads = pulls.into_iter().map(download).collect();
+    let caller = Caller::current();
+    let pulls = pulls.into_iter().filter(|pull| caller.may(Action::Use, &pull.name));
+    let downloads = pulls.map(download).collect();
     Ok(json(StatusCode::OK, &DownloadsResponse { downloads }))
 }

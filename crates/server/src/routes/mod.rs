@@ -17,6 +17,7 @@ use crate::api::ollama::{
 use crate::api::openai::responses::routes as responses;
 use crate::api::openai::{audio, routes as openai};
 use crate::api::rerank;
+use crate::auth::caller::ModelAccess;
 use crate::auth::{Access, Scope};
 use crate::http::{Dialect, Native, OpenAi};
 use crate::routes::table::Route;
@@ -29,9 +30,15 @@ pub(crate) fn all() -> Vec<Route> {
     const ANTHROPIC: Dialect = Dialect::Anthropic;
     const PUNA: Dialect = Dialect::Puna;
     const OPEN: Access = Access::Open;
-    const USE: Access = Access::Requires(Scope::Inference);
-    const MODELS: Access = Access::Requires(Scope::Models);
-    const ADMIN: Access = Access::Requires(Scope::Admin);
+    // Routes for every key that concern no model, use the model of the request, or list models.
+    const ANY: Access = Access::Requires(Scope::Inference, ModelAccess::Nothing);
+    const USE: Access = Access::Requires(Scope::Inference, ModelAccess::Uses);
+    const LIST: Access = Access::Requires(Scope::Inference, ModelAccess::Lists);
+    // Routes that change models: uploads for them, the model of the request, all models.
+    const UPLOAD: Access = Access::Requires(Scope::Models, ModelAccess::Nothing);
+    const CHANGE: Access = Access::Requires(Scope::Models, ModelAccess::Changes);
+    const CHANGE_ALL: Access = Access::Requires(Scope::Models, ModelAccess::Server);
+    const ADMIN: Access = Access::Requires(Scope::Admin, ModelAccess::Server);
     const READ: &[&str] = &["HEAD", "GET"];
     const GET: &[&str] = &["GET"];
     const POST: &[&str] = &["POST"];
@@ -43,10 +50,10 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(PUNA, OPEN, "/health", GET, get(root::health)),
         Route::new(PUNA, ADMIN, "/metrics", GET, get(metrics::metrics)),
         Route::new(OLLAMA, OPEN, "/api/version", READ, get(root::version)),
-        Route::new(OLLAMA, USE, "/api/status", GET, get(cloud::status)),
-        Route::new(OLLAMA, USE, "/api/tags", READ, get(library::tags)),
+        Route::new(OLLAMA, ANY, "/api/status", GET, get(cloud::status)),
+        Route::new(OLLAMA, LIST, "/api/tags", READ, get(library::tags)),
         Route::new(OLLAMA, USE, "/api/show", POST, post(library::show)),
-        Route::new(OLLAMA, USE, "/api/ps", GET, get(ps::ps)),
+        Route::new(OLLAMA, LIST, "/api/ps", GET, get(ps::ps)),
         Route::new(OLLAMA, USE, "/api/generate", POST, post(generate::generate)),
         Route::new(OLLAMA, USE, "/api/chat", POST, post(chat::chat)),
         Route::new(OLLAMA, USE, "/api/embed", POST, post(embed::embed)),
@@ -57,29 +64,29 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(OPENAI, USE, "/v2/rerank", POST, post(rerank::rerank::<OpenAi>)),
         Route::new(OLLAMA, USE, "/api/tokenize", POST, post(tokens::tokenize)),
         Route::new(OLLAMA, USE, "/api/detokenize", POST, post(tokens::detokenize)),
-        Route::new(OLLAMA, MODELS, "/api/create", POST, post(create::create)),
-        Route::new(OLLAMA, MODELS, "/api/copy", POST, post(library::copy)),
-        Route::new(OLLAMA, MODELS, "/api/delete", DELETE, delete(library::delete)),
-        Route::new(OLLAMA, MODELS, "/api/pull", POST, post(transfer::pull)),
-        Route::new(OLLAMA, MODELS, "/api/push", POST, post(transfer::push)),
-        Route::new(OLLAMA, MODELS, "/api/verify", POST, post(maintenance::verify)),
-        Route::new(OLLAMA, MODELS, "/api/prune", POST, post(maintenance::prune)),
-        Route::new(OLLAMA, USE, "/api/downloads", GET, get(maintenance::downloads)),
+        Route::new(OLLAMA, CHANGE, "/api/create", POST, post(create::create)),
+        Route::new(OLLAMA, CHANGE, "/api/copy", POST, post(library::copy)),
+        Route::new(OLLAMA, CHANGE, "/api/delete", DELETE, delete(library::delete)),
+        Route::new(OLLAMA, CHANGE, "/api/pull", POST, post(transfer::pull)),
+        Route::new(OLLAMA, CHANGE, "/api/push", POST, post(transfer::push)),
+        Route::new(OLLAMA, CHANGE, "/api/verify", POST, post(maintenance::verify)),
+        Route::new(OLLAMA, CHANGE_ALL, "/api/prune", POST, post(maintenance::prune)),
+        Route::new(OLLAMA, LIST, "/api/downloads", GET, get(maintenance::downloads)),
         Route::new(
             OLLAMA,
-            MODELS,
+            UPLOAD,
             "/api/blobs/{digest}",
             &["HEAD", "POST"],
             get(blobs::head).post(blobs::upload),
         ),
-        Route::new(OLLAMA, USE, "/api/me", POST, post(cloud::account)),
-        Route::new(OLLAMA, USE, "/api/signout", POST, post(cloud::account)),
-        Route::new(OLLAMA, USE, "/api/user/keys/{key}", DELETE, delete(cloud::account)),
-        Route::new(OLLAMA, USE, "/api/experimental/web_search", POST, post(cloud::web_search)),
-        Route::new(OLLAMA, USE, "/api/experimental/web_fetch", POST, post(cloud::web_fetch)),
+        Route::new(OLLAMA, ANY, "/api/me", POST, post(cloud::account)),
+        Route::new(OLLAMA, ANY, "/api/signout", POST, post(cloud::account)),
+        Route::new(OLLAMA, ANY, "/api/user/keys/{key}", DELETE, delete(cloud::account)),
+        Route::new(OLLAMA, ANY, "/api/experimental/web_search", POST, post(cloud::web_search)),
+        Route::new(OLLAMA, ANY, "/api/experimental/web_fetch", POST, post(cloud::web_fetch)),
         Route::new(
             OLLAMA,
-            USE,
+            ANY,
             "/api/experimental/model-recommendations",
             GET,
             get(cloud::recommendations),
@@ -90,7 +97,7 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(OPENAI, USE, "/v1/responses/input_tokens", POST, post(responses::input_tokens)),
         Route::new(
             OPENAI,
-            USE,
+            ANY,
             "/v1/responses/{id}",
             &["GET", "DELETE"],
             get(responses::retrieve).delete(responses::delete),
@@ -105,7 +112,7 @@ pub(crate) fn all() -> Vec<Route> {
             post(anthropic::count_tokens),
         ),
         Route::new(OPENAI, USE, "/v1/embeddings", POST, post(openai::embeddings)),
-        Route::new(OPENAI, USE, "/v1/models", GET, get(openai::models)).shared_with_anthropic(),
+        Route::new(OPENAI, LIST, "/v1/models", GET, get(openai::models)).shared_with_anthropic(),
         Route::new(OPENAI, USE, "/v1/models/{*model}", GET, get(openai::model))
             .shared_with_anthropic(),
     ]

@@ -174,9 +174,10 @@ mod tests {
 
     use super::*;
     use crate::auth::Scope;
+    use crate::auth::caller::ModelAccess;
 
-    const USE: Access = Access::Requires(Scope::Inference);
-    const CHANGE: Access = Access::Requires(Scope::Models);
+    const USE: Access = Access::Requires(Scope::Inference, ModelAccess::Uses);
+    const CHANGE: Access = Access::Requires(Scope::Models, ModelAccess::Changes);
 
     fn resolve(method: &str, path: &str) -> RouteMatch {
         let entry = |access, path, methods| RouteEntry {

@@ -35,6 +35,7 @@ mod prepare_queue;
 mod preparer;
 mod prompt;
 pub mod protocol;
+mod public_prefix;
 mod rank;
 mod schema_check;
 mod scripted;

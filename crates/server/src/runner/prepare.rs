@@ -75,6 +75,7 @@ impl Preparer {
         let parser =
             if task.stream_calls { parser.map(OutputParser::with_call_streaming) } else { parser };
         let tags = self.control_tags(parser.as_ref());
+        let public_prefix = self.public_prefix(&handle, &task, &tokens.tokens);
         let (answer, grammar) = self.answer_sink(&handle, &task, &text, parser, &tags, limits)?;
         let answer =
             answer.with_dropped(text.dropped_messages, text.dropped_tokens + tokens.cut_tokens);
@@ -95,8 +96,8 @@ impl Preparer {
             logprobs: task.logprobs,
             prompt_logprobs: task.prompt_logprobs,
             client: handle.client,
-            cache_namespace: CacheNamespace::default(),
-            public_tokens: 0,
+            cache_namespace: CacheNamespace(task.cache_namespace),
+            public_prefix,
             adapter_scales,
             grammar,
             diffusion: task.options.diffusion.into(),

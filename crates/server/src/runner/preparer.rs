@@ -5,6 +5,7 @@ use std::sync::Arc;
 use puna_engine::EngineError;
 
 use super::generator::Generator;
+use super::public_prefix::PublicPrompts;
 use super::task_handle::Handle;
 use super::templates::TemplateCache;
 use crate::canonical::ApiError;
@@ -13,11 +14,13 @@ use crate::canonical::ApiError;
 pub(crate) struct Preparer {
     pub(crate) generator: Arc<dyn Generator>,
     pub(super) templates: TemplateCache,
+    pub(super) public_prompts: PublicPrompts,
 }
 
 impl Preparer {
     pub(crate) fn new(generator: Arc<dyn Generator>) -> Self {
-        Self { generator, templates: TemplateCache::default() }
+        let (templates, public_prompts) = (TemplateCache::default(), PublicPrompts::default());
+        Self { generator, templates, public_prompts }
     }
 
     /// Records a request that the engine has accepted, or returns the engine's error. Cancels the

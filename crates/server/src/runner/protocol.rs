@@ -14,7 +14,7 @@ use crate::scheduler::LoadOptions;
 
 /// Version of the protocol. Both sides are the same program; the version detects a program file
 /// that was replaced while the server ran.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// Maximum size of a message in bytes: the largest request with its images in base64, and a margin.
 pub(crate) const MAX_MESSAGE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };

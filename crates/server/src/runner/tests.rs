@@ -40,6 +40,8 @@ fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool
         prompt_logprobs: None,
         stream_calls: false,
         render_only: false,
+        cache_salt: None,
+        cache_namespace: 0,
         tool_choice: Default::default(),
         parallel_tool_calls: true,
     }))

@@ -53,6 +53,7 @@ pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, 
         think,
         shift: request.shift,
         render_only: request.debug_render_only,
+        cache_salt: request.cache_salt,
         ..GenerationRequest::chat(request.model, messages, request.truncate)
     };
     chat.set_tools(tools(&request.tools)?, choice.tool)?;

@@ -13,6 +13,7 @@ use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use super::transfer;
 use crate::api::check_readable;
 use crate::app::{App, store_error};
+use crate::auth::caller::{Action, Caller};
 use crate::canonical::{ApiError, RunOptions};
 use crate::http::{ErrorResponse, Json, Native, record_ignored_field};
 use crate::options::{self, RequestOptions};
@@ -33,6 +34,12 @@ pub(crate) async fn create(
         )
         .into());
     }
+    let caller = Caller::current();
+    caller.check_change(&name)?;
+    let from = ModelRef::parse(&request.from).ok();
+    if let Some(hidden) = from.filter(|from| !caller.may(Action::Use, &from.name)) {
+        return Err(base_unavailable(&hidden.name).into());
+    }
     let last_only = request.stream == Some(false);
     if !request.from.is_empty() && request.files.is_some() {
         // The weights come from the model in `from`.
@@ -50,7 +57,7 @@ pub(crate) async fn create(
     // The task continues when the client disconnects, so that the model is created.
     let work = app.clone();
     puna_tasks::spawn(async move {
-        if let Err(failure) = create_or_pull(&work, name, request, &to).await {
+        if let Err(failure) = create_or_pull(&work, &caller, name, request, &to).await {
             let _ = to.send(Err(failure)).await;
         }
     });
@@ -60,6 +67,7 @@ pub(crate) async fn create(
 /// Creates the model. If its base model is not stored, pulls that first.
 async fn create_or_pull(
     app: &App,
+    caller: &Caller,
     name: ModelName,
     request: puna_store::CreateRequest,
     to: &mpsc::Sender<ProgressLine>,
@@ -73,8 +81,21 @@ async fn create_or_pull(
     let Some(from) = from.filter(|from| from.source == ModelSource::Any) else {
         return Err(create_failure(&missing));
     };
+    if !caller.may(Action::Change, &from.name) {
+        return Err(base_unavailable(&from.name));
+    }
     transfer::pull_model(app, &from, to).await?;
     try_create(app, &name, &request, to).await?.map_err(|e| create_failure(&e))
+}
+
+/// Error of a base model that the API key may not use, or may not pull because it is not stored.
+fn base_unavailable(name: &ModelName) -> ApiError {
+    ApiError::new(
+        403,
+        format!(
+            "the API key may not use {name}, or it is not stored here and the key may not pull it"
+        ),
+    )
 }
 
 async fn try_create(

@@ -14,6 +14,7 @@ use super::create::check_parameters;
 use super::show;
 use crate::api::rfc3339;
 use crate::app::{App, api_details, store_error};
+use crate::auth::caller::{Action, Caller};
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, JSON, Json, Native, json};
 use crate::models::names::Name;
@@ -21,9 +22,15 @@ use crate::remote::Description;
 
 /// `GET /api/tags`
 pub(crate) async fn tags(State(app): State<App>) -> Result<Response, ErrorResponse<Native>> {
-    let at = app.clone();
+    let (at, caller) = (app.clone(), Caller::current());
     let response = app.store(move |store| {
         let listed = store.listing()?;
+        if caller.is_confined() {
+            let entries = listed.entries.iter();
+            let entries = entries.filter(|entry| caller.may(Action::Use, &entry.name));
+            let own = Listing { entries: entries.cloned().collect(), errors: Vec::new() };
+            return Ok(serde_json::to_vec(&summarize(store, &own).0).ok().map(Bytes::from));
+        }
         if let Some(answer) = at.tags_cache().get(&listed) {
             return Ok(Some(answer));
         }
@@ -119,7 +126,7 @@ pub(crate) async fn show(
     }
     check_parameters(request.options.as_ref())?;
     let name = Name::parse(given, "remote model details are unavailable")?;
-    let model = app.find(&name, || format!("model '{}' not found", name.stored)).await?;
+    let model = app.find(&name, || format!("model '{}' not found", name.full())).await?;
     let agent = headers.get(header::USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let basename = agent.starts_with("GitHubCopilotChat/").then(|| given.clone());
     let prefer_jinja = app.config().go_template == Some(false);
@@ -153,6 +160,11 @@ pub(crate) async fn copy(
         ))
         .into());
     }
+    let caller = Caller::current();
+    caller.check_change(&destination.name)?;
+    if !caller.may(Action::Use, &source.name) {
+        return Err(ApiError::not_found(format!("model {:?} not found", request.source)).into());
+    }
     let copy = move |store: &Store| {
         store.copy_for(&source.name, source.runner.as_deref(), &destination.name)
     };
@@ -180,6 +192,7 @@ pub(crate) async fn delete(
         let reason = format!("cannot remove {name} for one runner only: leave out the runner");
         return Err(ApiError::bad_request(reason).into());
     }
+    Caller::current().check_change(&name)?;
     let deleted = name.to_string();
     let done = app.store(move |store| store.delete(&name)).await?;
     if done.is_ok() {

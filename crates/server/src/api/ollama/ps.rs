@@ -9,6 +9,7 @@ use puna_api::native::{ProcessResponse, RunningModel};
 
 use crate::api::rfc3339;
 use crate::app::App;
+use crate::auth::caller::{Action, Caller};
 use crate::http::json;
 use crate::scheduler::Phase;
 
@@ -18,6 +19,9 @@ const NEVER: Duration = Duration::from_nanos(i64::MAX as u64);
 pub(crate) async fn ps(State(app): State<App>) -> Response {
     let never = SystemTime::now() + NEVER;
     let mut running = app.models().list().await;
+    let caller = Caller::current();
+    let may_use = |name: &String| name.parse().is_ok_and(|name| caller.may(Action::Use, &name));
+    running.retain(|model| may_use(&model.listing.name));
     running.sort_by_key(|model| std::cmp::Reverse(model.expires.unwrap_or(never)));
     let one = |model: crate::models::manager::ResidentModel| RunningModel {
         name: model.listing.name.clone(),
@@ -28,7 +32,7 @@ pub(crate) async fn ps(State(app): State<App>) -> Response {
         expires_at: rfc3339(model.expires.unwrap_or(never)),
         size_vram: 0,
         context_length: model.context.into(),
-        also: model.aliases,
+        also: model.aliases.into_iter().filter(|alias| may_use(alias)).collect(),
         state: (model.phase != Phase::Ready).then(|| model.phase.name().to_owned()),
     };
     json(StatusCode::OK, &ProcessResponse { models: running.into_iter().map(one).collect() })

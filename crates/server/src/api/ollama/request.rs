@@ -36,6 +36,7 @@ pub(crate) fn convert_generate(request: GenerateRequest) -> Result<GenerationReq
         logprobs: logprobs(request.logprobs, request.top_logprobs)?,
         prompt_logprobs: prompt_logprobs(request.prompt_logprobs)?,
         render_only: request.debug_render_only,
+        cache_salt: request.cache_salt,
         ..GenerationRequest::new(request.model, Input::Prompt(prompt))
     })
 }
@@ -60,6 +61,7 @@ pub(crate) fn convert_chat(request: ChatRequest) -> Result<GenerationRequest, Ap
         logprobs: logprobs(request.logprobs, request.top_logprobs)?,
         prompt_logprobs: prompt_logprobs(request.prompt_logprobs)?,
         render_only: request.debug_render_only,
+        cache_salt: request.cache_salt,
         ..GenerationRequest::new(request.model, Input::Chat { messages, tools: Vec::new() })
     };
     chat.set_tools(request.tools, request.tool_choice.unwrap_or_default())?;

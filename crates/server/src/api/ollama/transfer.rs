@@ -9,9 +9,10 @@ use tokio::sync::mpsc;
 
 use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use crate::app::App;
+use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Json, Native};
-use crate::models::names::{REMOTE_UNAVAILABLE, reference};
+use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
 
 /// `POST /api/pull`
 pub(crate) async fn pull(
@@ -21,6 +22,8 @@ pub(crate) async fn pull(
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     if let Some(file) = FileUrl::parse(given) {
         let file = file.map_err(ApiError::bad_request)?;
+        // The name in the store follows from the file.
+        Caller::current().check_server()?;
         let (last_only, options) = (request.stream == Some(false), options(&app, request)?);
         let work = app.clone();
         let lines = spawn_reporting(async move |report| {
@@ -83,7 +86,7 @@ pub(crate) async fn pull_model(
 /// options.
 fn parse_request(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), ApiError> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
-    let reference = reference(given, REMOTE_UNAVAILABLE)?;
+    let reference = changed_reference(given, REMOTE_UNAVAILABLE)?;
     let last_only = request.stream == Some(false);
     let options = Options { runner: reference.runner.clone(), ..options(app, request)? };
     Ok((reference, last_only, options))

@@ -100,6 +100,7 @@ pub(crate) fn to_request(
         names_overflow: request.truncate.is_some(),
         shift: request.shift,
         render_only: request.debug_render_only,
+        cache_salt: request.cache_salt,
         ..GenerationRequest::new(request.model, Input::Prompt(prompt))
     };
     let prompt_logprobs = requested.is_some();

@@ -54,6 +54,7 @@ pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationReq
             request.stream,
         )?)?,
         render_only: request.debug_render_only,
+        cache_salt: request.cache_salt,
         ..GenerationRequest::chat(request.model, messages, request.truncate)
     };
     chat.set_tools(as_functions(request.tools)?, request.tool_choice.unwrap_or_default())?;

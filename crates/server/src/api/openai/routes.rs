@@ -25,6 +25,7 @@ use crate::api::openai::completions::{self, CompletionEncoder};
 use crate::api::openai::{self, ChatEncoder, to_request};
 use crate::api::{AnswerEncoder, collect_all, respond_when};
 use crate::app::{App, key, store_error};
+use crate::auth::caller::{Action, Caller};
 use crate::canonical::{ApiError, EmbedText};
 use crate::http::{Client, Dialect, ErrorResponse, Json, OpenAi, json_plain};
 use crate::models::memory_plans::ModelSize;
@@ -214,7 +215,9 @@ async fn list_models(
     dialect: Dialect,
     page: Result<Query<anthropic::PageQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
-    let entries = app.store(|store| store.list()).await?.map_err(|e| store_error(&e))?;
+    let mut entries = app.store(|store| store.list()).await?.map_err(|e| store_error(&e))?;
+    let caller = Caller::current();
+    entries.retain(|entry| caller.may(Action::Use, &entry.name));
     if dialect == Dialect::Anthropic {
         let Query(page) = page.map_err(|error| ApiError::bad_request(error.body_text()))?;
         return anthropic::models(app, &entries, &page).await;
@@ -237,9 +240,9 @@ pub(crate) async fn model(
 
 async fn find_model(app: &App, dialect: Dialect, given: String) -> Result<Response, ApiError> {
     let name = Name::parse(&given, "remote model details are unavailable")?;
-    let stored = name.stored.clone();
+    let missing = || ApiError::not_found(format!("model '{}' not found", name.full()));
+    let stored = name.visible().cloned().ok_or_else(missing)?;
     let found = app.store(move |store| store.find(&stored)).await?.map_err(|e| store_error(&e))?;
-    let missing = || ApiError::not_found(format!("model '{}' not found", name.stored));
     let entry = found.ok_or_else(missing)?;
     let size = app.size_of(&entry).await;
     Ok(match dialect {

@@ -10,6 +10,7 @@ mod embeddings;
 mod images;
 mod metrics;
 mod mutations;
+mod namespaces;
 mod openai;
 mod prompts;
 mod remote;

@@ -70,6 +70,7 @@ pub(crate) fn to_request(
         think: effort(effort_name.unwrap_or_default())?,
         shift,
         render_only: request.debug_render_only,
+        cache_salt: request.cache_salt.clone(),
         ..GenerationRequest::chat(request.model.clone(), messages, truncates.then_some(true))
     };
     let choice =

@@ -1,4 +1,7 @@
 //! Responses for `previous_response_id`: the newest ones, in memory.
+//!
+//! When the store is full, the owner with the largest share loses its oldest response. So an owner
+//! keeps its responses as long as it uses no more than an equal share, whatever others store.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,7 +21,7 @@ const MAX_BYTES: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
 /// A response with its conversation, including the response itself.
 #[derive(Debug)]
 pub(crate) struct StoredResponse {
-    /// API key of the request; other keys have no access.
+    /// Owner of the request; others have no access.
     pub(crate) owner: Owner,
     pub(crate) response: Value,
     pub(crate) messages: Vec<Message>,
@@ -78,9 +81,24 @@ struct Inner {
     responses: HashMap<String, (Arc<StoredResponse>, usize)>,
     /// Index of items: identifier of the response and position in its output.
     items: HashMap<String, (String, usize)>,
-    /// Identifiers, oldest first; some may be removed already.
+    owners: HashMap<Owner, OwnerShare>,
+    bytes: usize,
+}
+
+/// Responses of one owner.
+#[derive(Default)]
+struct OwnerShare {
+    /// Identifiers, oldest first.
     order: VecDeque<String>,
     bytes: usize,
+}
+
+impl OwnerShare {
+    /// Part of the store in use, by count or by size, in 1/2^20. `count` and `bytes` are added.
+    fn usage(&self, count: usize, bytes: usize) -> usize {
+        let part = |used: usize, total: usize| (used << 20) / total;
+        part(self.order.len() + count, MAX_COUNT).max(part(self.bytes + bytes, MAX_BYTES))
+    }
 }
 
 impl ResponseStore {
@@ -105,7 +123,7 @@ impl ResponseStore {
         stored.response["output"].get(at).cloned()
     }
 
-    /// Stores a response and evicts the oldest ones to make room. Returns `false` if it is too
+    /// Stores a response and evicts others to make room. Returns `false` if it is too
     /// large on its own.
     pub(crate) fn put(&self, id: &str, stored: StoredResponse) -> bool {
         let bytes = stored.bytes();
@@ -115,11 +133,13 @@ impl ResponseStore {
         }
         let mut inner = self.lock();
         while inner.responses.len() >= MAX_COUNT || inner.bytes + bytes > MAX_BYTES {
-            let Some(oldest) = inner.order.pop_front() else { break };
+            let Some(oldest) = inner.next_to_evict(stored.owner, bytes) else { break };
             inner.remove(&oldest);
         }
         inner.bytes += bytes;
-        inner.order.push_back(id.to_owned());
+        let share = inner.owners.entry(stored.owner).or_default();
+        share.bytes += bytes;
+        share.order.push_back(id.to_owned());
         for (at, item) in stored.item_ids().enumerate() {
             if let Some(item) = item {
                 inner.items.insert(item.to_owned(), (id.to_owned(), at));
@@ -135,18 +155,36 @@ impl ResponseStore {
         if inner.responses.get(id).is_none_or(|(stored, _)| stored.owner != owner) {
             return false;
         }
-        inner.order.retain(|responses| responses != id);
         inner.remove(id)
     }
 }
 
 impl Inner {
+    /// Oldest response of the owner with the largest share, where `owner` is about to store `bytes`
+    /// more. Of equal shares it is that of `owner`.
+    fn next_to_evict(&self, owner: Owner, bytes: usize) -> Option<String> {
+        let share = |(other, share): &(&Owner, &OwnerShare)| match **other == owner {
+            true => (share.usage(1, bytes), true),
+            false => (share.usage(0, 0), false),
+        };
+        let stored = self.owners.iter().filter(|(_, share)| !share.order.is_empty());
+        let (_, largest) = stored.max_by_key(share)?;
+        largest.order.front().cloned()
+    }
+
     fn remove(&mut self, id: &str) -> bool {
         let Some((stored, bytes)) = self.responses.remove(id) else { return false };
         for item in stored.item_ids().flatten() {
             self.items.remove(item);
         }
         self.bytes -= bytes;
+        if let Some(share) = self.owners.get_mut(&stored.owner) {
+            share.bytes -= bytes;
+            share.order.retain(|other| other != id);
+            if share.order.is_empty() {
+                self.owners.remove(&stored.owner);
+            }
+        }
         true
     }
 }
@@ -155,11 +193,11 @@ impl Inner {
 mod tests {
     use super::*;
 
-    const NOBODY: Owner = Owner(None);
+    const NOBODY: Owner = Owner(0);
 
     fn stored(length: usize) -> StoredResponse {
         StoredResponse {
-            owner: Owner(None),
+            owner: NOBODY,
             response: Value::Null,
             messages: vec![Message::text("user", "x".repeat(length))],
             pieces: Vec::new(),
@@ -170,7 +208,7 @@ mod tests {
     #[test]
     fn responses_are_visible_to_their_owner_only() {
         let responses = ResponseStore::default();
-        let (ann, bob) = (Owner(Some(1)), Owner(Some(2)));
+        let (ann, bob) = (Owner(1), Owner(2));
         responses.put("a", StoredResponse { owner: ann, ..stored(1) });
         for stranger in [bob, NOBODY] {
             assert!(responses.get("a", stranger).is_none() && !responses.delete("a", stranger));
@@ -181,7 +219,7 @@ mod tests {
     #[test]
     fn items_are_found_by_their_owner_while_their_response_is_stored() {
         let responses = ResponseStore::default();
-        let ann = Owner(Some(1));
+        let ann = Owner(1);
         let item = |i: usize| serde_json::json!({"id": format!("item{i}"), "n": i});
         for i in 0..1100 {
             let response =
@@ -220,6 +258,31 @@ mod tests {
         (0..2000).for_each(|i| assert!(responses.put(&format!("s{i}"), stored(0))));
         let inner = responses.lock();
         assert!(inner.responses.len() <= MAX_COUNT && inner.bytes <= MAX_BYTES);
-        assert_eq!(inner.responses.len(), inner.order.len());
+        assert_eq!(inner.responses.len(), inner.owners[&NOBODY].order.len());
+        assert_eq!(inner.bytes, inner.owners[&NOBODY].bytes);
+    }
+
+    #[test]
+    fn an_owner_who_fills_the_store_evicts_nothing_of_another() {
+        let responses = ResponseStore::default();
+        let (ann, bob) = (Owner(1), Owner(2));
+        let put = |id: &str, owner, length| {
+            assert!(responses.put(id, StoredResponse { owner, ..stored(length) }));
+        };
+        for length in [0, 8 << 10] {
+            put("ann's", ann, 1 << 10);
+            (0..2 * MAX_COUNT).for_each(|i| put(&format!("b{i}"), bob, length));
+            assert!(responses.get("ann's", ann).is_some(), "{length} bytes");
+            // A full store has room for the first responses of another owner.
+            (0..3).for_each(|i| put(&format!("a{i}"), ann, length));
+            assert!((0..3).all(|i| responses.get(&format!("a{i}"), ann).is_some()));
+            assert!(responses.get(&format!("b{}", 2 * MAX_COUNT - 1), bob).is_some());
+            (0..3).for_each(|i| assert!(responses.delete(&format!("a{i}"), ann)));
+            assert!(responses.delete("ann's", ann));
+        }
+        assert!(
+            !responses.lock().owners.contains_key(&ann),
+            "owners without responses are dropped"
+        );
     }
 }

@@ -532,7 +532,7 @@ fn prompt_progress_is_sent_as_comments_at_intervals() {
 
 #[test]
 fn failed_generation_ends_with_failed_response() {
-    let keep = Keep { owner: Owner(None), responses: Arc::default(), messages: Vec::new() };
+    let keep = Keep { owner: Owner(0), responses: Arc::default(), messages: Vec::new() };
     let got = stream(
         [Event::Content(piece("a")), Event::Error(ApiError::internal("broken"))],
         Some(keep),
@@ -560,21 +560,21 @@ fn context_overflow_is_reported_in_the_stream_with_its_code() {
 #[test]
 fn response_too_large_to_store_reports_store_false() {
     let responses = Arc::<ResponseStore>::default();
-    let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
+    let keep = Keep { owner: Owner(0), responses: responses.clone(), messages: Vec::new() };
     let got = stream(
         [Event::Content(piece(&"x".repeat(70 << 10))), done(FinishReason::Stop)],
         Some(keep),
     );
     let response = &got.last().unwrap()["response"];
     assert_eq!(response["store"], false);
-    assert!(responses.get(response["id"].as_str().unwrap(), Owner(None)).is_none());
+    assert!(responses.get(response["id"].as_str().unwrap(), Owner(0)).is_none());
 }
 
 #[test]
 fn stored_response_has_the_conversation_and_the_answer() {
     let responses = Arc::<ResponseStore>::default();
     let keep = Keep {
-        owner: Owner(None),
+        owner: Owner(0),
         responses: responses.clone(),
         messages: vec![Message::text("user", "x")],
     };
@@ -587,7 +587,7 @@ fn stored_response_has_the_conversation_and_the_answer() {
     );
     let response = &got.last().unwrap()["response"];
     assert_eq!((&response["store"], &got[0]["response"]["store"]), (&json!(true), &json!(true)));
-    let stored = responses.get(response["id"].as_str().unwrap(), Owner(None)).unwrap();
+    let stored = responses.get(response["id"].as_str().unwrap(), Owner(0)).unwrap();
     assert_eq!(&stored.response, response);
     assert_eq!((stored.messages[0].content.as_str(), stored.messages.len()), ("x", 2));
     let answer = &stored.messages[1];
@@ -633,13 +633,13 @@ fn replay_equals_the_original_stream() {
     ];
     for given in answers {
         let responses = Arc::<ResponseStore>::default();
-        let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
+        let keep = Keep { owner: Owner(0), responses: responses.clone(), messages: Vec::new() };
         let mut encoder =
             ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), Some(keep));
         let original = text(&mut encoder, given);
         let last = original.trim_end().rsplit("\ndata: ").next().unwrap();
         let last: Value = serde_json::from_str(last).unwrap();
-        let stored = responses.get(last["response"]["id"].as_str().unwrap(), Owner(None)).unwrap();
+        let stored = responses.get(last["response"]["id"].as_str().unwrap(), Owner(0)).unwrap();
         let again = |after| String::from_utf8(replay(&stored, after)).unwrap();
         assert_eq!(again(None), original);
         let events: Vec<_> = original.split_inclusive("\n\n").collect();

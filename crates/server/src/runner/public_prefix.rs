@@ -1,0 +1,75 @@
+//! The public prefix of a prompt: the beginning that every client of the model may know.
+//!
+//! It is what the prompt has in common with a conversation without messages of the request: the
+//! template's own text, the system prompt of the model, and its stored messages. `/api/show` tells
+//! all of them. Clients share the cached pages of this prefix, and of nothing else.
+
+use std::sync::{Arc, Mutex};
+
+use puna_engine::{CacheNamespace, PublicPrefix};
+use ring::digest::{SHA256, digest};
+
+use super::preparer::Preparer;
+use super::task_handle::Handle;
+use crate::canonical::{GenerateTask, Input, Overflow};
+use crate::util::lock::lock;
+
+/// Maximum number of cached public prompts: several models can share a runner, each with a few
+/// levels of thinking.
+const MAX_CACHED: usize = 16;
+
+/// Public prompts in tokens by a hash of what they depend on, the newest last.
+#[derive(Default)]
+pub(super) struct PublicPrompts(Mutex<Vec<(CacheNamespace, Arc<[u32]>)>>);
+
+impl PublicPrompts {
+    fn get_or_insert(&self, key: CacheNamespace, make: impl FnOnce() -> Vec<u32>) -> Arc<[u32]> {
+        if let Some((_, found)) = lock(&self.0).iter().find(|(other, _)| *other == key) {
+            return found.clone();
+        }
+        let made: Arc<[u32]> = make().into();
+        let mut all = lock(&self.0);
+        if all.len() >= MAX_CACHED {
+            all.remove(0);
+        }
+        all.push((key, made.clone()));
+        made
+    }
+}
+
+impl Preparer {
+    /// Public prefix of a prompt.
+    pub(super) fn public_prefix(
+        &self,
+        handle: &Handle,
+        task: &GenerateTask,
+        prompt: &[u32],
+    ) -> PublicPrefix {
+        if !matches!(task.input, Input::Chat { .. }) {
+            return PublicPrefix::default();
+        }
+        let namespace = public_prompt_key(task);
+        let public = self.public_prompts.get_or_insert(namespace, || {
+            let public = GenerateTask {
+                input: Input::Chat { messages: Vec::new(), tools: Vec::new() },
+                variables: serde_json::Map::new(),
+                overflow: Overflow::Refuse,
+                ..task.clone()
+            };
+            // Some templates reject a conversation without messages: then nothing is public.
+            let text = self.prompt_text(handle, &public);
+            text.map_or_else(|_| Vec::new(), |text| self.prompt_tokens(&text, &public))
+        });
+        let tokens = public.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        PublicPrefix { tokens, namespace }
+    }
+}
+
+/// Hash of all that a public prompt depends on, including the date, which templates can show.
+fn public_prompt_key(task: &GenerateTask) -> CacheNamespace {
+    let date = jiff::Zoned::now().date().to_string();
+    let text = serde_json::to_vec(&(&task.model, &task.think, date)).unwrap_or_default();
+    let hash = digest(&SHA256, &text);
+    let first = hash.as_ref().iter().take(size_of::<u128>());
+    CacheNamespace(first.fold(0, |all, byte| all << 8 | u128::from(*byte)))
+}
