@@ -1,0 +1,152 @@
+//! Every route of the table, called with API keys that are limited to a namespace.
+
+use super::*;
+use crate::auth::caller::ModelAccess;
+use crate::auth::{Access, KeyFile, Scope};
+use crate::routes::table::Route;
+
+const SECRET: &str = "ANNA-PRIVATE-SYSTEM";
+
+/// A server with the models `anna/secret` and `bob/own`, and the keys of an administrator and of
+/// bob.
+struct SharedServer {
+    server: TestServer,
+    admin: String,
+    bob: String,
+}
+
+impl SharedServer {
+    async fn new() -> Self {
+        let (mut admin, mut bob) = (String::new(), String::new());
+        let server = TestServer::with(|config| {
+            KeyFile::change(&config.keys, |file| {
+                admin = file.add("admin", vec![Scope::Admin])?;
+                bob = file.add("bob", vec![Scope::Models, Scope::Inference])?;
+                file.keys[1].namespaces = vec!["bob".into()];
+                Ok::<_, crate::auth::KeyError>(())
+            })
+            .unwrap();
+        });
+        let shared = Self { server, admin, bob };
+        for name in ["anna/secret", "bob/own"] {
+            let body = json!({"model": name, "from": "cria", "system": SECRET, "stream": false});
+            let made = shared.call(&shared.admin, "POST", "/api/create", &body).await;
+            assert_eq!(made.status, 200, "{}", made.body);
+        }
+        shared
+    }
+
+    async fn call(&self, key: &str, method: &str, path: &str, body: &Value) -> TestResponse {
+        let request = Request::builder().method(method).uri(path).header("x-api-key", key);
+        self.server.send(request.body(Body::from(body.to_string())).unwrap()).await
+    }
+
+    /// Calls a route for a model, whatever the route calls its fields.
+    async fn call_route(
+        &self,
+        key: &str,
+        route: &Route,
+        method: &str,
+        model: &str,
+    ) -> TestResponse {
+        let path = route.path.replace("{*model}", model).replace("{digest}", "sha256:00");
+        let path = path.replace(['{', '}'], "");
+        let body = json!({
+            "model": model, "name": model, "source": "bob/own", "destination": model, "from": "bob/own",
+            "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "query": "hi",
+            "documents": ["hi"], "text": "hi", "tokens": [1], "max_tokens": 5, "stream": false,
+        });
+        self.call(key, method, &path, &body).await
+    }
+}
+
+#[tokio::test]
+async fn a_confined_key_learns_nothing_of_other_namespaces_on_any_route() {
+    let shared = SharedServer::new().await;
+    let SharedServer { bob, admin, .. } = &shared;
+    let mut rules = Vec::new();
+    for route in routes::all() {
+        let Access::Requires(scope, models) = route.access else { continue };
+        if models == ModelAccess::Server {
+            for method in route.methods {
+                let denied = shared.call_route(bob, &route, method, "bob/own").await;
+                assert_eq!(denied.status, 403, "{method} {}", route.path);
+            }
+            continue;
+        }
+        for method in route.methods.iter().filter(|method| **method != "HEAD") {
+            let name = format!("{method} {}", route.path);
+            let stored = shared.call_route(bob, &route, method, "anna/secret").await;
+            let absent = shared.call_route(bob, &route, method, "anna/absent").await;
+            // The same answer, up to the name, whether or not the model exists.
+            let text = |body: &str| body.replace("secret", "absent");
+            assert_eq!(stored.status, absent.status, "{name}: {} {}", stored.body, absent.body);
+            let answers_alike = matches!(models, ModelAccess::Uses | ModelAccess::Changes);
+            if answers_alike {
+                assert_eq!(text(&stored.body), absent.body, "{name}");
+            }
+            assert!(!stored.body.contains(SECRET), "{name}: {}", stored.body);
+            match models {
+                ModelAccess::Uses => assert_eq!(stored.status.as_u16() / 100, 4, "{name}"),
+                ModelAccess::Changes => assert_eq!(stored.status, 403, "{name}: {}", stored.body),
+                ModelAccess::Lists => assert!(!stored.body.contains("anna"), "{name}"),
+                ModelAccess::Nothing | ModelAccess::Server => {}
+            }
+            rules.push((scope, models));
+        }
+    }
+    for wanted in [
+        (Scope::Inference, ModelAccess::Uses),
+        (Scope::Inference, ModelAccess::Lists),
+        (Scope::Models, ModelAccess::Changes),
+    ] {
+        assert!(rules.contains(&wanted), "no route has {wanted:?}");
+    }
+    // Nothing has changed, and the administrator sees it.
+    let shown = shared.call(admin, "POST", "/api/show", &json!({"model": "anna/secret"})).await;
+    assert_eq!(shown.json()["system"], SECRET);
+    let listed = shared.call(admin, "GET", "/v1/models", &Value::Null).await;
+    assert!(listed.body.contains("anna/secret"), "{}", listed.body);
+}
+
+#[tokio::test]
+async fn a_confined_key_uses_its_own_and_common_models_on_every_route() {
+    let shared = SharedServer::new().await;
+    for route in routes::all() {
+        let Access::Requires(_, ModelAccess::Uses) = route.access else { continue };
+        for model in ["bob/own", "cria"] {
+            let method = route.methods[route.methods.len() - 1];
+            let answer = shared.call_route(&shared.bob, &route, method, model).await;
+            let status = answer.status.as_u16();
+            assert!(status != 403 && status != 404, "{} {model}: {}", route.path, answer.body);
+        }
+    }
+    let tags = shared.call(&shared.bob, "GET", "/api/tags", &Value::Null).await.json();
+    let names: Vec<_> = tags["models"].as_array().unwrap().iter().map(|m| &m["name"]).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+}
+
+#[tokio::test]
+async fn sources_of_other_namespaces_are_neither_copied_nor_pulled() {
+    let shared = SharedServer::new().await;
+    for name in ["secret", "absent"] {
+        let source = format!("anna/{name}");
+        let copy = json!({"source": source, "destination": "bob/new"});
+        let copied = shared.call(&shared.bob, "POST", "/api/copy", &copy).await;
+        assert_eq!((copied.status.as_u16(), copied.body.contains("not found")), (404, true));
+        let create = json!({"model": "bob/new", "from": source, "stream": false});
+        let created = shared.call(&shared.bob, "POST", "/api/create", &create).await;
+        assert_eq!(created.status, 403, "{}", created.body);
+        assert!(created.body.contains("may not use"), "{}", created.body);
+    }
+    // A common model that is not stored would have to be pulled into a common namespace.
+    let create = json!({"model": "bob/new", "from": "not-here", "stream": false});
+    let created = shared.call(&shared.bob, "POST", "/api/create", &create).await;
+    assert_eq!(created.status, 403, "{}", created.body);
+    let create = json!({"model": "bob/new", "from": "cria", "stream": false});
+    assert_eq!(shared.call(&shared.bob, "POST", "/api/create", &create).await.status, 200);
+    let delete = json!({"model": "bob/new"});
+    assert_eq!(shared.call(&shared.bob, "DELETE", "/api/delete", &delete).await.status, 200);
+    let delete = json!({"model": "cria"});
+    assert_eq!(shared.call(&shared.bob, "DELETE", "/api/delete", &delete).await.status, 403);
+}
