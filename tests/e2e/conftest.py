@@ -152,6 +152,13 @@ def environment(home, **extra):
     return {**kept, "HOME": str(home), **{k: str(v) for k, v in extra.items()}}
 
 
+def over_http(folder, *hosts):
+    """Settings by which these hosts get credentials and signatures over plain HTTP."""
+    path = folder / "over_http.toml"
+    path.write_text("".join(f'[registry.hosts."{host}"]\nhttp = true\n' for host in hosts))
+    return {"PUNA_CONFIG": str(path)}
+
+
 def puna(*args, env, input=None, timeout=300, check=False):
     """Runs a command to its end. Standard input is empty unless given."""
     done = subprocess.run([BINARY, *map(str, args)], env=env, input=input or "", capture_output=True, text=True, timeout=timeout)

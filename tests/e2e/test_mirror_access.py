@@ -8,12 +8,13 @@ import subprocess
 
 import pytest
 
-from conftest import puna, wait_for
+from conftest import over_http, puna, wait_for
 from test_mirror import artifact, call, digest, image, listing, mirror, storage  # noqa: F401 (fixtures)
 
 
 def test_keys_grant_namespaces_to_signatures_and_passwords(mirror, home, tmp_path):
     it = mirror()
+    home = home | over_http(tmp_path, it.host)
     skopeo = shutil.which("skopeo")
     puna("cp", "cria", f"{it.host}/anna/cria", env=home, check=True)
     # Without a key there is one now that nobody has shown.
@@ -108,8 +109,9 @@ def test_a_quota_applies_to_uploads_of_unknown_length(mirror, where, request):
     assert not [p for p in it.home.glob(".ollama/models/puna-registry/uploads/*")]
 
 
-def test_signatures_for_other_host_names_are_rejected(mirror, home):
+def test_signatures_for_other_host_names_are_rejected(mirror, home, tmp_path):
     it = mirror()
+    home = home | over_http(tmp_path, it.host)
     it.kill()
     it.env["PUNA_MIRROR_NAMES"] = f"models.example, {it.host}"
     it.start()

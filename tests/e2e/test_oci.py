@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from conftest import free_port, puna, wait_for
+from conftest import free_port, over_http, puna, wait_for
 
 pytestmark = pytest.mark.skipif(not shutil.which("docker-registry"), reason="docker-registry is not installed (apt install docker-registry)")
 
@@ -103,7 +103,9 @@ def test_an_index_resolves_to_its_model(home, tmp_path):
 def test_passwords_are_read_from_the_configuration_or_from_docker(home, tmp_path):
     (tmp_path / "htpasswd").write_text(HTPASSWD)
     with registry(tmp_path, f"auth: {{htpasswd: {{realm: office, path: {tmp_path / 'htpasswd'}}}}}\n") as host:
-        refused = puna("pull", "--insecure", f"{host}/me/cria", env=home)
+        withheld = puna("pull", "--insecure", f"{host}/me/cria", env=home)
+        assert withheld.returncode == 1 and f"registry {host} requires authentication, but credentials are sent over HTTPS only" in withheld.stderr
+        refused = puna("pull", f"{host}/me/cria", env=home | over_http(tmp_path, host))
         assert refused.returncode == 1 and f"registry {host} requires a user name and a password" in refused.stderr
         (tmp_path / "password").write_text(PASSWORD + "\n")
         table = f'[registry.hosts."{host}"]\nhttp = true\nusername = "{USER}"\n'
@@ -119,7 +121,8 @@ def test_passwords_are_read_from_the_configuration_or_from_docker(home, tmp_path
         docker.mkdir()
         auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         (docker / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
-        pulled = puna("pull", "--insecure", f"{host}/me/cria", env=home | {"DOCKER_CONFIG": str(docker), "OLLAMA_DEBUG": "2"}, check=True)
+        there = home | over_http(tmp_path, host) | {"DOCKER_CONFIG": str(docker), "OLLAMA_DEBUG": "2"}
+        pulled = puna("pull", "--insecure", f"{host}/me/cria", env=there, check=True)
         assert PASSWORD not in pulled.stderr and auth not in pulled.stderr
 
 
@@ -133,7 +136,7 @@ def test_credential_helpers_are_used_and_their_secrets_are_never_shown(home, tmp
             helper = programs / f"docker-credential-{name}"
             helper.write_text(f"#!/bin/sh\nread server; [ \"$1 $server\" = 'get {asked}' ] || {{ echo credentials not found; exit 1; }}\necho '{kept}'\n")
             helper.chmod(0o755)
-        env = home | {"DOCKER_CONFIG": str(docker), "OLLAMA_DEBUG": "2", "PATH": f"{programs}:{home['PATH']}"}
+        env = home | over_http(tmp_path, host) | {"DOCKER_CONFIG": str(docker), "OLLAMA_DEBUG": "2", "PATH": f"{programs}:{home['PATH']}"}
         config = docker / "config.json"
         config.write_text(json.dumps({"credHelpers": {host: "office"}, "credsStore": "none"}))
         there_and_back(env, host, "--insecure")
@@ -228,6 +231,8 @@ def test_a_token_server_on_another_host_is_used_with_credentials_only(home, tmp_
         assert refused.returncode == 1 and "does not match original host" in refused.stderr
         assert tokens.asked == [], "neither our key nor anything else goes to a host that only the registry names"
         table = f'[registry.hosts."{host}"]\nhttp = true\nusername = "{USER}"\npassword_env = "OFFICE_PASSWORD"\n'
+        # A token server without TLS gets the password only if its own table allows it.
+        table += f'[registry.hosts."127.0.0.1:{tokens.server_port}"]\nhttp = true\n'
         env = home | settings(tmp_path, table) | {"OFFICE_PASSWORD": PASSWORD, "OLLAMA_DEBUG": "2"}
         there_and_back(env, host)
         query, _ = tokens.asked[0]

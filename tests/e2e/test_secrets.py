@@ -93,14 +93,19 @@ def test_no_output_shows_a_secret_at_the_highest_log_level(guarded, tmp_path):
     home.mkdir(), docker.mkdir()
     (docker / "config.json").write_text(json.dumps({"auths": {kinds["lasting"].host: {"auth": "dTo=", "identitytoken": LASTING}}}))
     settings = tmp_path / "puna.toml"
-    settings.write_text(f'[registry.hosts."{kinds["basic"].host}"]\nusername = "ci"\npassword = "{PASSWORD}"\n[registry.hosts."{kinds["set"].host}"]\ntoken = "{SET}"\n')
+    tables = {kind: f'[registry.hosts."{registry.host}"]\nhttp = true\n' for kind, registry in kinds.items()}
+    tables["basic"] += f'username = "ci"\npassword = "{PASSWORD}"\n'
+    tables["set"] += f'token = "{SET}"\n'
+    settings.write_text("".join(tables.values()))
     env = {
         "PUNA_CONFIG": settings, "DOCKER_CONFIG": docker, "OLLAMA_DEBUG": "2", "RUST_LOG": "trace", "PUNA_API_KEY": "api-key-of-the-user",
         "PUNA_REMOTES": "gpu.intra:8000", "PUNA_REMOTE_KEYS": "gpu.intra:8000=key-of-the-cluster", "HTTPS_PROXY": "http://me:pa55-of-the-proxy@127.0.0.1:9",
     }
-    server, texts = Puna(home, **env), []
-    it = None
+    (tmp_path / "mirror").mkdir()
+    it, server, texts = Mirror(tmp_path / "mirror", **env, PUNA_MIRROR_UPSTREAMS=kinds["basic"].host), None, []
     try:
+        settings.write_text(settings.read_text() + f'[registry.hosts."{it.host}"]\nhttp = true\n')
+        server = Puna(home, **env)
         for kind, registry in kinds.items():
             name = f"{registry.host}/me/m"
             server.client().copy("cria", name)
@@ -122,9 +127,6 @@ def test_no_output_shows_a_secret_at_the_highest_log_level(guarded, tmp_path):
         texts.append(str(away.value))
         texts += [server.cli("config", check=True).stdout, server.cli("config", "--json", check=True).stdout]
 
-        (tmp_path / "mirror").mkdir()
-        settings.write_text(settings.read_text().replace("username", "http = true\nusername"))
-        it = Mirror(tmp_path / "mirror", **env, PUNA_MIRROR_UPSTREAMS=kinds["basic"].host)
         shown = it.cli("key", "add", "reader", "--scope", "models", check=True).stdout.strip()
         public = home / ".ollama/id_ed25519.pub"
         it.cli("key", "add", "anna", "--scope", "models", "--public-key", public, check=True)
@@ -140,8 +142,8 @@ def test_no_output_shows_a_secret_at_the_highest_log_level(guarded, tmp_path):
         assert status == 200 and "token=" in headers, headers
         blob_token = re.search(r"token=(\S+)", headers)[1]
     finally:
-        server.kill()
-        it and it.kill()
+        server and server.kill()
+        it.kill()
     key = (home / ".ollama/id_ed25519").read_text().splitlines()[1:-1]
     secrets = {PASSWORD, SET, LASTING, STORAGE, BASIC, "api-key-of-the-user", "key-of-the-cluster", "pa55-of-the-proxy", shown, blob_token, *key}
     for registry in kinds.values():

@@ -44,6 +44,7 @@ mod error;
 mod hub;
 mod lock;
 mod manifest;
+mod outgoing;
 mod packaging;
 mod pull;
 mod push;
@@ -51,7 +52,7 @@ mod push;
 mod tests;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 pub use auth::identity::{EMPTY_BODY_HASH, Identity, KeyError, parse_public_key};
@@ -66,8 +67,12 @@ pub use display::redact;
 pub use download::resumable_sha256::{ResumableSha256, Sha256State};
 pub use error::{
     BundleProblem, ListingProblem, ManifestProblem, RegistryError, SetupProblem, UnpackProblem,
+    WithheldCredentials,
 };
 use lock::lock;
+pub use outgoing::{
+    Destination, HostPattern, OutgoingAccess, OutgoingPolicy, OutgoingRefusal, Resolver,
+};
 pub use packaging::bundle::write_bundle;
 pub use packaging::{DetectTemplate, Format};
 pub use pull::file_url::FileUrl;
@@ -82,6 +87,8 @@ struct Inner {
     /// HTTP clients, created on first use because that reads the system's certificates. The key is
     /// the path of additional certificates, and whether the client is for mirrors.
     clients: Mutex<HashMap<(Option<PathBuf>, bool), reqwest::Client>>,
+    /// TLS configurations by the path of additional certificates.
+    tls_configs: Mutex<HashMap<Option<PathBuf>, rustls::ClientConfig>>,
     downloads: Arc<download::shared::SharedDownloads>,
     rate_limit: Option<Arc<RateLimit>>,
     /// Rate limits of individual hosts.
@@ -92,8 +99,8 @@ impl Registry {
     /// Creates a client with the given settings. Opens no connection.
     pub fn new(settings: Settings) -> Self {
         let rate_limit = settings.limit_rate.map(|rate| Arc::new(RateLimit::new(rate)));
-        let (clients, host_limits, downloads) = Default::default();
-        Self(Arc::new(Inner { settings, clients, downloads, rate_limit, host_limits }))
+        let (clients, tls_configs, host_limits, downloads) = Default::default();
+        Self(Arc::new(Inner { settings, clients, tls_configs, downloads, rate_limit, host_limits }))
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -111,9 +118,39 @@ impl Registry {
         if let Some(client) = clients.get(&kind) {
             return Ok(client.clone());
         }
-        let client = client::session::registry_client(&self.0.settings, endpoint)?;
+        let client = self.build_client(endpoint, None)?;
         clients.insert(kind, client.clone());
         Ok(client)
+    }
+
+    /// An HTTP client for an endpoint that connects only to the checked addresses of a destination.
+    pub(crate) fn pinned_client(
+        &self,
+        endpoint: &Endpoint,
+        destination: &Destination,
+    ) -> Result<reqwest::Client, RegistryError> {
+        self.build_client(endpoint, Some(destination))
+    }
+
+    fn build_client(
+        &self,
+        endpoint: &Endpoint,
+        destination: Option<&Destination>,
+    ) -> Result<reqwest::Client, RegistryError> {
+        let tls = self.tls_config(endpoint.settings.ca.as_deref())?;
+        client::http::registry_client(&self.0.settings, endpoint, tls, destination)
+    }
+
+    /// The TLS configuration with additional certificates. Later changes of the file have no effect.
+    fn tls_config(&self, ca: Option<&Path>) -> Result<rustls::ClientConfig, RegistryError> {
+        let key = ca.map(Path::to_owned);
+        let mut tls_configs = lock(&self.0.tls_configs);
+        if let Some(config) = tls_configs.get(&key) {
+            return Ok(config.clone());
+        }
+        let config = client::tls::config_with(ca)?;
+        tls_configs.insert(key, config.clone());
+        Ok(config)
     }
 
     /// An HTTP client for a host that is not a registry. It uses the proxies, and the certificates
@@ -122,7 +159,7 @@ impl Registry {
     /// # Errors
     /// The certificates cannot be used.
     pub fn http_client(&self, host: &str) -> Result<reqwest::Client, RegistryError> {
-        client::session::client_for_host(&self.0.settings, host)
+        client::http::client_for_host(&self.0.settings, host)
     }
 
     /// The rate limits of an operation: its own and the global one.

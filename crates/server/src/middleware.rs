@@ -28,7 +28,7 @@ use crate::http::body_budget::{BodyBudget, HeldReservation};
 use crate::http::host_check::{HostKind, classify_host, machine_name};
 use crate::http::peer::{host, is_local, peer, resolve_client_address};
 use crate::http::serve::RequestHandler;
-use crate::http::{Client, CompatibilityReport, Dialect, SchemaReport};
+use crate::http::{CallerAccess, Client, CompatibilityReport, Dialect, SchemaReport};
 use crate::metrics::ServerMetrics;
 use crate::mirror::Registry;
 use crate::routes::table::{Route, RouteMatch, RouteTable, with_decoded_path};
@@ -214,6 +214,7 @@ impl Middleware {
                 let cache_namespace = self.0.owners.cache_namespace(&principal);
                 request.extensions_mut().insert(self.0.owners.owner(&principal));
                 request.extensions_mut().insert(Client { number, cache_namespace });
+                request.extensions_mut().insert(CallerAccess::new(authorized.may_administer));
                 let mut response = authorized.caller.scope(self.route(request)).await;
                 let Some(permit) = authorized.permit else { return response };
                 response.extensions_mut().insert(KeyName(permit.key().to_owned()));

@@ -2,6 +2,7 @@
 
 mod declared_sizes;
 mod manifest_lists;
+mod outgoing;
 mod unreferenced;
 
 use std::collections::HashMap;
@@ -9,12 +10,12 @@ use std::collections::HashMap;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use puna_gguf::Writer;
 use puna_quant::TensorType;
-use puna_registry::{Host, Settings};
+use puna_registry::{Host, HostPattern, OutgoingPolicy, Settings};
 use puna_store::{DEFAULT_HOST, media};
 use serde_json::json;
 use tokio::sync::watch;
@@ -40,12 +41,19 @@ struct UpstreamState {
     open: watch::Sender<bool>,
     /// Offset up to which they are served nevertheless.
     until: Mutex<usize>,
+    /// Another host to which requests are redirected, and the part of their paths.
+    redirect: Mutex<Option<(String, &'static str)>>,
 }
 
 impl UpstreamState {
     async fn answer(&self, request: Request) -> Response {
         let path = request.uri().path().to_owned();
         lock(&self.request_count).push(path.clone());
+        if let Some((host, part)) = &*lock(&self.redirect)
+            && path.contains(part)
+        {
+            return Redirect::temporary(&format!("http://{host}{path}")).into_response();
+        }
         let until = *lock(&self.until);
         let is_large = path.contains("/blobs/") || path.contains("/resolve/");
         if is_large && until == 0 {
@@ -93,8 +101,13 @@ impl Upstream {
         let host = listener.local_addr().unwrap().to_string();
         let (answers, request_count, open) =
             (Mutex::default(), Mutex::default(), watch::Sender::new(true));
-        let state =
-            Arc::new(UpstreamState { answers, request_count, open, until: Mutex::default() });
+        let state = Arc::new(UpstreamState {
+            answers,
+            request_count,
+            open,
+            until: Mutex::default(),
+            redirect: Mutex::default(),
+        });
         let at = state.clone();
         let router = axum::Router::new().fallback(move |request: Request| {
             let at = at.clone();
@@ -208,6 +221,7 @@ impl TestMirror {
         let mut settings = Settings {
             default_registry: Some(format!("http://{}", upstream.host)),
             retry_delay: Duration::from_millis(5),
+            outgoing: Some(OutgoingPolicy::new(HostPattern::of_registry(&upstream.host))),
             ..Settings::default()
         };
         settings.hosts.set(&upstream.host, Host { http: true, hub: true, ..Host::default() });

@@ -6,7 +6,7 @@ use reqwest::Url;
 
 use crate::client::hosts::Host;
 use crate::client::settings::{Options, Settings};
-use crate::error::{RegistryError, SetupProblem};
+use crate::error::{RegistryError, SetupProblem, WithheldCredentials};
 
 /// Docker Hub: its name, its URL, and the host of its token server.
 const DOCKER_HUB: (&str, &str, &str) =
@@ -28,6 +28,8 @@ pub(crate) struct Endpoint {
     pub(crate) settings: Host,
     /// The host that this endpoint mirrors, if it is a mirror.
     pub(crate) mirror_of: Option<String>,
+    /// Whether the mirror comes from the options of the operation instead of the settings.
+    pub(crate) is_requested_mirror: bool,
 }
 
 impl Endpoint {
@@ -69,6 +71,7 @@ impl Endpoint {
             host,
             settings: host_settings,
             mirror_of: None,
+            is_requested_mirror: false,
         })
     }
 
@@ -130,7 +133,9 @@ impl Endpoint {
         let mut all = Vec::new();
         for mirror in mirrors.into_iter().take(MAX_MIRRORS) {
             let mirror_of = Some(name.host().to_owned());
-            let mirror = Self { mirror_of, ..Self::parse(settings, mirror, false)? };
+            let is_requested_mirror = options.mirror.is_some();
+            let mirror =
+                Self { mirror_of, is_requested_mirror, ..Self::parse(settings, mirror, false)? };
             if mirror.root != origin.root {
                 all.push(mirror);
             }
@@ -156,6 +161,17 @@ impl Endpoint {
         options: &Options,
     ) -> Result<Self, RegistryError> {
         Self::origin(settings, name, options)
+    }
+
+    /// Why the endpoint gets no stored credentials: no password, no token and no signature of the
+    /// client's key. `None`: it may get them.
+    pub(crate) fn withheld_credentials(&self) -> Option<WithheldCredentials> {
+        if self.is_requested_mirror {
+            return Some(WithheldCredentials::RequestedMirror);
+        }
+        // A request may ask for plain HTTP, but only the host's own settings allow secrets.
+        (self.is_unencrypted() && !self.settings.http)
+            .then(|| WithheldCredentials::Unencrypted { host: self.host.clone() })
     }
 
     /// Whether requests are plain HTTP.

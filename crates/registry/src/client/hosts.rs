@@ -93,6 +93,11 @@ impl Hosts {
         self.0.get(&host.to_ascii_lowercase())
     }
 
+    /// All hosts with their settings, in no order. Names are in lower case.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Host)> {
+        self.0.iter().map(|(name, host)| (name.as_str(), host))
+    }
+
     /// Sets the settings of a host.
     pub fn set(&mut self, host: &str, settings: Host) {
         self.0.insert(host.to_ascii_lowercase(), settings);

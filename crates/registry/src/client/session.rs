@@ -3,8 +3,6 @@
 mod authorization;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,31 +12,28 @@ use reqwest::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue, LOCATION,
     RETRY_AFTER, VIA,
 };
-use reqwest::{Body, Client, Method, NoProxy, Proxy, Response, StatusCode, Url};
+use reqwest::{Body, Client, Method, Response, StatusCode, Url};
 
 use crate::Registry;
 use crate::auth::challenge::Challenges;
+use crate::client::destinations::refusal_error;
 use crate::client::endpoint::Endpoint;
 use crate::client::hosts::Credentials;
+use crate::client::http::with_proxy_hint;
+use crate::client::pinned_clients::{PinError, PinnedClients};
 use crate::client::rate_limit::RateLimit;
 use crate::client::retry::{LastFailure, Retry};
-use crate::client::settings::{
-    Options, Progress, Report, Settings, WAITING_PREFIX, strip_user_info,
-};
-use crate::client::tls;
+use crate::client::settings::{Options, Progress, Report, Settings, WAITING_PREFIX};
 use crate::display::{authority, display_url, method_name, redact, single_line};
 use crate::error::{RegistryError, SetupProblem};
 use crate::lock::lock;
+use crate::outgoing::{OutgoingAccess, OutgoingPolicy, OutgoingRefusal};
 use authorization::token_refused_error;
 
 /// Largest number of redirects of one request.
 const MAX_REDIRECTS: usize = 10;
 /// Largest part of an error response that is read and shown, in bytes.
 const MAX_ERROR_TEXT_BYTES: usize = 4 << 10;
-/// Timeout of a TCP or TLS connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Connect timeout for a mirror. It is short because other endpoints can serve the request.
-const MIRROR_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// A small response must be complete within this many stall timeouts.
 const BODY_TIMEOUT_FACTOR: u32 = 4;
 /// Attempts of a request at a mirror. They are few because other endpoints can serve the request.
@@ -49,66 +44,6 @@ const NOT_TLS_ERROR: &str = "InvalidContentType";
 const UNTRUSTED_ERROR: &str = "invalid peer certificate";
 /// Text of rustls's error for a self-signed certificate that is marked as an authority's.
 const SELF_SIGNED_ERROR: &str = "CaUsedAsEndEntity";
-/// Largest part of a proxy's address that messages show, in characters.
-const MAX_PROXY_CHARS: usize = 200;
-/// Loopback addresses, which never use a proxy.
-const LOOPBACK_HOSTS: &str = "localhost,127.0.0.0/8,::1";
-
-/// Makes the HTTP client for an endpoint. It follows no redirects: [`Session`] does, because it
-/// knows which hosts may see credentials.
-pub(crate) fn registry_client(
-    settings: &Settings,
-    endpoint: &Endpoint,
-) -> Result<Client, RegistryError> {
-    let connect_timeout =
-        if endpoint.mirror_of.is_some() { MIRROR_CONNECT_TIMEOUT } else { CONNECT_TIMEOUT };
-    build_client(settings, endpoint.settings.ca.as_deref(), connect_timeout)
-}
-
-/// Makes an HTTP client for a host that is not a registry, such as an object store of a mirror.
-pub(crate) fn client_for_host(settings: &Settings, host: &str) -> Result<Client, RegistryError> {
-    let ca = settings.hosts.get(host).and_then(|host| host.ca.clone());
-    build_client(settings, ca.as_deref(), CONNECT_TIMEOUT)
-}
-
-fn build_client(
-    settings: &Settings,
-    ca: Option<&Path>,
-    connect_timeout: Duration,
-) -> Result<Client, RegistryError> {
-    let setup = |e: reqwest::Error| SetupProblem::Client { reason: root_cause(&e) };
-    let mut builder = Client::builder()
-        .user_agent(&settings.user_agent)
-        .http1_only()
-        .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(connect_timeout)
-        .tcp_keepalive(Duration::from_secs(30))
-        .tls_backend_preconfigured(tls::config_with(ca)?)
-        .no_proxy();
-    let direct = format!("{LOOPBACK_HOSTS},{}", settings.proxies.direct);
-    let direct = || NoProxy::from_string(&direct);
-    if let Some(proxy) = &settings.proxies.http {
-        let to = Proxy::http(proxy).map_err(|e| invalid_proxy("HTTP_PROXY", proxy, &e))?;
-        builder = builder.proxy(to.no_proxy(direct()));
-    }
-    if let Some(proxy) = &settings.proxies.https {
-        let to = Proxy::https(proxy).map_err(|e| invalid_proxy("HTTPS_PROXY", proxy, &e))?;
-        builder = builder.proxy(to.no_proxy(direct()));
-    }
-    Ok(builder.build().map_err(setup)?)
-}
-
-/// Whether the URL's host is a loopback address, which no proxy serves.
-fn is_loopback(url: &Url) -> bool {
-    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-/// Error of an invalid proxy address. The message shows no user or password.
-fn invalid_proxy(variable: &'static str, proxy: &str, error: &reqwest::Error) -> RegistryError {
-    let proxy = single_line(strip_user_info(proxy), MAX_PROXY_CHARS);
-    RegistryError::Proxy { variable, proxy, cause: root_cause(error) }
-}
 
 /// Request to be sent, possibly several times.
 pub(crate) struct RequestSpec<'a> {
@@ -154,6 +89,10 @@ pub(crate) struct Session {
     last_failure: LastFailure,
     /// `Via` header that names the client that a pull-through cache serves.
     via: Option<String>,
+    /// Rights of the caller.
+    access: OutgoingAccess,
+    /// Clients for requests that the outgoing policy checks.
+    pinned_clients: PinnedClients,
 }
 
 impl Session {
@@ -161,12 +100,18 @@ impl Session {
         registry: &Registry,
         name: ModelName,
         endpoint: Endpoint,
+        options: &Options,
         limits: &[Arc<RateLimit>],
     ) -> Result<Self, RegistryError> {
         let client = registry.client(&endpoint)?;
+        if endpoint.settings.credentials.is_some()
+            && let Some(reason) = endpoint.withheld_credentials()
+        {
+            tracing::warn!(host = endpoint.host, %reason, "not using the configured credentials");
+        }
         let limits = limits.iter().cloned().chain(registry.host_rate_limit(&endpoint)).collect();
-        let (registry, last_failure, via) = (registry.clone(), LastFailure::default(), None);
-        let (authorization, secrets) = (Mutex::default(), Mutex::default());
+        let (registry, last_failure) = (registry.clone(), LastFailure::default());
+        let (authorization, secrets, pinned_clients) = Default::default();
         Ok(Self {
             registry,
             client,
@@ -176,13 +121,41 @@ impl Session {
             authorization,
             secrets,
             last_failure,
-            via,
+            via: options.via.clone(),
+            access: options.access,
+            pinned_clients,
         })
     }
 
-    /// Sets the `Via` header from the options.
-    pub(crate) fn with_via(self, options: &Options) -> Self {
-        Self { via: options.via.clone(), ..self }
+    /// The policy that this session's requests must follow. `None`: the caller may reach every
+    /// host, or the settings have no policy.
+    fn policy(&self) -> Option<&OutgoingPolicy> {
+        match self.access {
+            OutgoingAccess::Unlimited => None,
+            OutgoingAccess::Limited => self.settings().outgoing.as_ref(),
+        }
+    }
+
+    /// Whether the caller must learn nothing about hosts beyond success and failure.
+    fn hides_details(&self) -> bool {
+        self.policy().is_some()
+    }
+
+    /// The HTTP client for a URL. Under the policy, it connects only to checked addresses. A proxy
+    /// may resolve the names that a registry of the configuration redirects to.
+    async fn client_for(&self, url: &Url) -> Result<Client, RegistryError> {
+        let Some(policy) = self.policy() else { return Ok(self.client.clone()) };
+        let build = |destination: &_| self.registry.pinned_client(&self.endpoint, destination);
+        self.pinned_clients.client(policy, url, build).await.or_else(|error| match error {
+            PinError::Client(error) => Err(error),
+            // Networks that need a proxy often resolve no names of other networks.
+            PinError::Refused(OutgoingRefusal::Unresolved)
+                if self.settings().proxies.serves(url) && policy.names(&self.endpoint.root) =>
+            {
+                Ok(self.client.clone())
+            }
+            PinError::Refused(reason) => Err(refusal_error(&self.endpoint, url, reason)),
+        })
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -209,8 +182,8 @@ impl Session {
     pub(crate) fn waiting_message(&self) -> String {
         let host = &self.endpoint.host;
         match &*lock(&self.last_failure) {
-            Some(why) => format!("{WAITING_PREFIX}{host}: {why}"),
-            None => format!("{WAITING_PREFIX}{host}"),
+            Some(why) if !self.hides_details() => format!("{WAITING_PREFIX}{host}: {why}"),
+            _ => format!("{WAITING_PREFIX}{host}"),
         }
     }
 
@@ -344,10 +317,9 @@ impl Session {
         url: &Url,
         authorization: Option<&str>,
     ) -> Result<Response, RegistryError> {
-        let mut builder = self
-            .client
-            .request(request.method.clone(), url.clone())
-            .headers(request.headers.clone());
+        let client = self.client_for(url).await?;
+        let mut builder =
+            client.request(request.method.clone(), url.clone()).headers(request.headers.clone());
         // Without compression, no response can expand when it is decompressed.
         builder = builder.header(ACCEPT_ENCODING, "identity");
         let own = request.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -373,7 +345,7 @@ impl Session {
             tokio::time::timeout(stall_timeout, sent).await.map_err(stalled_error)?
         };
         let response = answer.map_err(|e| {
-            self.with_proxy_hint(transport_error(&request.method, url, &e), url, &e)
+            with_proxy_hint(self.settings(), transport_error(&request.method, url, &e), url, &e)
         })?;
         let encoding = response.headers().get(CONTENT_ENCODING).and_then(|v| v.to_str().ok());
         match encoding.map(str::trim) {
@@ -388,36 +360,11 @@ impl Session {
         }
     }
 
-    /// Adds the proxy to an error of a failed connect, since the proxy may be the cause.
-    fn with_proxy_hint(
-        &self,
-        error: RegistryError,
-        url: &Url,
-        sent: &reqwest::Error,
-    ) -> RegistryError {
-        let proxies = &self.settings().proxies;
-        let (variable, proxy) = match url.scheme() {
-            "https" => ("HTTPS_PROXY", &proxies.https),
-            _ => ("HTTP_PROXY", &proxies.http),
-        };
-        match (error, proxy) {
-            (RegistryError::Transport { method, url: shown, cause }, Some(proxy))
-                if sent.is_connect() && !is_loopback(url) =>
-            {
-                let proxy = single_line(strip_user_info(proxy), MAX_PROXY_CHARS);
-                let cause = format!(
-                    "{cause} (through the proxy {proxy} of {variable}; NO_PROXY excludes hosts)"
-                );
-                RegistryError::Transport { method, url: shown, cause }
-            }
-            (error, _) => error,
-        }
-    }
-
     /// The current `Authorization` value. A configured token is sent with the first request.
     async fn current_authorization(&self) -> Result<Option<Arc<str>>, RegistryError> {
         let shown = lock(&self.authorization).clone();
-        match (shown, &self.endpoint.settings.credentials) {
+        let credentials = self.endpoint.settings.credentials.as_ref();
+        match (shown, credentials.filter(|_| self.endpoint.withheld_credentials().is_none())) {
             (None, Some(Credentials::Token(secret))) => {
                 let token = self.read_secret(secret).await?;
                 Ok(Some(lock(&self.authorization).insert(format!("Bearer {token}").into()).clone()))
@@ -549,7 +496,7 @@ impl Session {
             }
         };
         let _ = tokio::time::timeout(self.settings().stall_timeout, read).await;
-        let body = match bytes.trim_ascii() {
+        let mut body = match bytes.trim_ascii() {
             [] => default_refusal_text(status).to_owned(),
             [b'<', ..] => "a web page".to_owned(),
             bytes => {
@@ -558,6 +505,10 @@ impl Session {
                 single_line(&text, MAX_ERROR_TEXT_BYTES)
             }
         };
+        if self.hides_details() {
+            tracing::info!(host = self.endpoint.host, %status, body, "a registry refused a request");
+            body = default_refusal_text(status).to_owned();
+        }
         RegistryError::Status {
             status: status.to_string(),
             code: status.as_u16(),
@@ -574,6 +525,9 @@ fn default_refusal_text(status: StatusCode) -> &'static str {
         404 | 410 => "nothing found at this path",
         413 => "too large for the registry or a proxy before it",
         429 => "too many requests: retry later",
+        508 => {
+            "request loop between registries: correct mirror.upstreams, registry.default and registry.mirrors on each of them"
+        }
         500.. => "no reason given: retry later, or ask the registry's administrator",
         _ => "no reason given",
     }

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use puna_store::Digest;
+use reqwest::Url;
 use tokio::sync::mpsc;
 
 use crate::client::hosts::Hosts;
+use crate::outgoing::{OutgoingAccess, OutgoingPolicy};
 use crate::packaging::{DetectTemplate, Format};
 
 /// Settings of a client. Tests change the times; the defaults suit real networks.
@@ -35,6 +37,8 @@ pub struct Settings {
     pub limit_rate: Option<u64>,
     /// Proxies for requests to registries.
     pub proxies: Proxies,
+    /// Policy for operations with [`OutgoingAccess::Limited`]. `None`: they may reach every host.
+    pub outgoing: Option<OutgoingPolicy>,
     /// How long a connection may deliver nothing before it is closed and the request retried.
     pub stall_timeout: Duration,
     /// Delay before the second attempt; it doubles for each further attempt.
@@ -65,6 +69,7 @@ impl Default for Settings {
             limit_rate: None,
             detect_template: None,
             proxies: Proxies::default(),
+            outgoing: None,
             stall_timeout: Duration::from_secs(30),
             retry_delay: Duration::from_secs(1),
             checkpoint_interval: Duration::from_secs(2),
@@ -86,6 +91,16 @@ pub struct Proxies {
     pub https: Option<String>,
     /// `NO_PROXY`: hosts, domains and address ranges without a proxy, separated by commas.
     pub direct: String,
+}
+
+impl Proxies {
+    /// Whether there is a proxy for the URL's scheme.
+    pub(crate) fn serves(&self, url: &Url) -> bool {
+        match url.scheme() {
+            "https" => self.https.is_some(),
+            _ => self.http.is_some(),
+        }
+    }
 }
 
 impl fmt::Debug for Proxies {
@@ -127,6 +142,8 @@ pub struct Options {
     pub all_runners: bool,
     /// `Via` header, for requests that a pull-through cache makes for its clients.
     pub via: Option<String>,
+    /// Rights of the caller.
+    pub access: OutgoingAccess,
 }
 
 /// Progress report, in Ollama's words.

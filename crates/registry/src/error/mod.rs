@@ -1,8 +1,10 @@
 //! Errors of the registry client.
 
 mod bundle;
+mod limited;
 mod manifest;
 mod setup;
+mod withheld;
 
 use puna_store::{Digest, StoreError};
 
@@ -11,6 +13,7 @@ use crate::auth::identity::KeyError;
 pub use bundle::BundleProblem;
 pub use manifest::{ListingProblem, ManifestProblem, UnpackProblem};
 pub use setup::SetupProblem;
+pub use withheld::WithheldCredentials;
 
 /// HTTP status for a request loop between registries.
 const LOOP_DETECTED: u16 = 508;
@@ -68,6 +71,14 @@ pub enum RegistryError {
         "registry {host} requires credentials, but offers neither Basic nor Bearer: set username and password, or token, in [registry.hosts.\"{host}\"], or run `docker login {host}`"
     )]
     NoChallenge { host: String },
+    #[error("registry {host} requires authentication, but {reason}")]
+    CredentialsWithheld { host: String, reason: WithheldCredentials },
+    #[error(
+        "cannot connect to {host}: it, or a host that it redirects to, does not answer or is not allowed for this client; ask an administrator to name the host in outgoing_hosts"
+    )]
+    Unreachable { host: String },
+    #[error("the response of {host} is not a model")]
+    UnreadableResponse { host: String },
     #[error("cannot read the secret for registry {host}: {reason}")]
     Secret { host: String, reason: String },
 

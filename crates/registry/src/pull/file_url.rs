@@ -12,7 +12,7 @@ use crate::blocking::{blocking, with_store_guard};
 use crate::client::endpoint::Endpoint;
 use crate::client::session::{RequestSpec, Session};
 use crate::client::settings::{Options, Progress, Report, send_progress};
-use crate::display::display_url;
+use crate::display::{authority, display_url};
 use crate::download::source::{DownloadSpec, parse_content_range};
 use crate::error::RegistryError;
 use crate::packaging::{ModelBuilder, SourceManifest, is_created_from};
@@ -79,6 +79,10 @@ impl FileUrl {
         Ok(Self { url, digest, name })
     }
 
+    pub(crate) fn url(&self) -> &Url {
+        &self.url
+    }
+
     /// The name of the model that the file becomes.
     pub fn name(&self) -> &ModelName {
         &self.name
@@ -104,9 +108,12 @@ impl Registry {
         options: &Options,
         report: Report,
     ) -> Result<(), RegistryError> {
+        self.check_file(file, options).await?;
         let pulled =
             with_store_guard(store, self.pull_file_model(store, file, options, &report)).await;
-        forget_if_permanent(store, &file.name, pulled).await?;
+        let host = authority(&file.url);
+        let pulled = forget_if_permanent(store, &file.name, pulled).await;
+        pulled.map_err(|error| self.error_for_caller(error, options, &host))?;
         send_progress(&report, Progress::status("success")).await;
         Ok(())
     }
@@ -122,8 +129,13 @@ impl Registry {
         let (requested_name, at) = (file.name.clone(), store.clone());
         let name = blocking(move || Ok(at.stored_spelling(&requested_name)?)).await?;
         let endpoint = Endpoint::from_url(self.settings(), &file.url)?;
-        let session =
-            Arc::new(Session::new(self, name.clone(), endpoint, &self.rate_limits(options))?);
+        let session = Arc::new(Session::new(
+            self,
+            name.clone(),
+            endpoint,
+            options,
+            &self.rate_limits(options),
+        )?);
         let info = session.file_info(&file.url).await?;
         // Without a digest, URL, version and size identify the file.
         let identity = format!("{}\n{}\n{}", file.url, info.version, info.total);

@@ -44,9 +44,12 @@ impl Registry {
         options: &Options,
         report: Report,
     ) -> Result<(), RegistryError> {
+        self.check_pull(reference, options).await?;
         let pulled =
             with_store_guard(store, self.pull_model(store, reference, options, &report)).await;
-        let packing_blobs = forget_if_permanent(store, &reference.name, pulled).await?;
+        let pulled = forget_if_permanent(store, &reference.name, pulled).await;
+        let packing_blobs =
+            pulled.map_err(|error| self.error_for_caller(error, options, reference.name.host()))?;
         self.discard_packing_blobs(store, packing_blobs).await?;
         send_progress(&report, Progress::status("success")).await;
         Ok(())
@@ -264,7 +267,7 @@ impl Registry {
         options: &Options,
         limits: &[Arc<RateLimit>],
     ) -> Result<Session, RegistryError> {
-        Ok(Session::new(self, name.clone(), endpoint, limits)?.with_via(options))
+        Session::new(self, name.clone(), endpoint, options, limits)
     }
 
     /// Finds the manifest, or the listing of Hugging Face. Reports when the search waits.

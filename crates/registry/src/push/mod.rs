@@ -40,6 +40,7 @@ impl Registry {
         options: &Options,
         report: Report,
     ) -> Result<(), RegistryError> {
+        self.check_push(reference, options).await?;
         send_progress(&report, Progress::status("retrieving manifest")).await;
         let (at, name, format, runner) =
             (store.clone(), reference.name.clone(), options.format, options.runner.clone());
@@ -65,7 +66,7 @@ impl Registry {
             })
             .await?;
         }
-        pushed?;
+        pushed.map_err(|error| self.error_for_caller(error, options, reference.name.host()))?;
         send_progress(&report, Progress::status("success")).await;
         Ok(())
     }
@@ -80,8 +81,8 @@ impl Registry {
     ) -> Result<(), RegistryError> {
         let options = Options { insecure: options.insecure || reference.http, ..options.clone() };
         let target = Endpoint::push_target(self.settings(), &outgoing.name, &options)?;
-        let session =
-            Session::new(self, outgoing.name.clone(), target, &self.rate_limits(&options))?;
+        let limits = self.rate_limits(&options);
+        let session = Session::new(self, outgoing.name.clone(), target, &options, &limits)?;
         session
             .with_waiting_notices(
                 report,

@@ -20,7 +20,7 @@ async fn a_signed_request_gets_a_token_for_the_registry() {
         _ => challenge(&format!("http://{}/token?account=x", seen.header("host"))),
     })
     .await;
-    let bench = Bench::new();
+    let bench = trusting(&server.host);
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
     let requested: Vec<_> =
@@ -52,7 +52,7 @@ async fn a_realm_on_another_host_or_port_gets_nothing() {
     let thief = Server::start(|_| status(200, r#"{"token":"t"}"#)).await;
     let realm = format!("http://{}/token", thief.host);
     let server = Server::start(move |_| challenge(&realm)).await;
-    let bench = Bench::new();
+    let bench = trusting(&server.host);
     let text = bench.pull_err(&server.model()).await;
     let want = format!(
         "pull model manifest: realm host \"{}\" does not match original host \"{}\"",
@@ -70,14 +70,14 @@ async fn unknown_authentication_schemes_are_refused() {
         basic.body(Body::empty()).unwrap()
     })
     .await;
-    let text = Bench::new().pull_err(&server.model()).await;
+    let text = trusting(&server.host).pull_err(&server.model()).await;
     let want = format!(
         "pull model manifest: registry {} requires a user name and a password",
         server.host
     );
     assert!(text.starts_with(&want), "{text}");
     let silent = Server::start(|_| status(401, "")).await;
-    let text = Bench::new().pull_err(&silent.model()).await;
+    let text = trusting(&silent.host).pull_err(&silent.model()).await;
     let host = &silent.host;
     assert!(
         text.starts_with(&format!("pull model manifest: registry {host} requires credentials")),
@@ -108,8 +108,13 @@ async fn a_configured_password_is_used_without_a_known_challenge() {
 
 /// A client with credentials for a host.
 fn with(host: &str, credentials: Credentials) -> Bench {
-    let host_settings = Host { credentials: Some(credentials), ..Host::default() };
+    let host_settings = Host { http: true, credentials: Some(credentials), ..Host::default() };
     Bench::with(|settings| settings.hosts.set(host, host_settings))
+}
+
+/// A client that may send its key's signature to a host over plain HTTP.
+fn trusting(host: &str) -> Bench {
+    Bench::with(|settings| settings.hosts.set(host, Host { http: true, ..Host::default() }))
 }
 
 fn basic(user: &str, password: &str) -> Credentials {
@@ -166,8 +171,21 @@ async fn a_token_server_on_another_host_gets_credentials_but_no_signature() {
         _ => challenge(&realm),
     })
     .await;
-    with(&server.host, basic("user", "pass")).pull_ok(&server.model()).await;
-    let refresh = with(&server.host, Credentials::Refresh(Secret::Text("lasting".into())));
+    // A token server without TLS gets credentials only if its own settings allow it.
+    for credentials in [basic("user", "pass"), Credentials::Refresh(Secret::Text("x".into()))] {
+        let text = with(&server.host, credentials).pull_err(&server.model()).await;
+        assert!(text.contains(&tokens.host) && text.contains("over HTTPS only"), "{text}");
+    }
+    assert!(tokens.seen().is_empty());
+    let trusting_tokens = |credentials: Credentials| {
+        let host = Host { http: true, credentials: Some(credentials), ..Host::default() };
+        Bench::with(|settings| {
+            settings.hosts.set(&server.host, host);
+            settings.hosts.set(&tokens.host, Host { http: true, ..Host::default() });
+        })
+    };
+    trusting_tokens(basic("user", "pass")).pull_ok(&server.model()).await;
+    let refresh = trusting_tokens(Credentials::Refresh(Secret::Text("lasting".into())));
     refresh.pull_ok(&server.model()).await;
     let seen = tokens.seen();
     assert_eq!(seen[0].query, "service=puna&scope=repository%3Atest%2Fm%3Apull&account=user");
@@ -208,7 +226,7 @@ async fn a_registry_that_knows_no_keys_gives_an_anonymous_token() {
         _ => challenge(&format!("http://{}/token", seen.header("host"))),
     })
     .await;
-    Bench::new().pull_ok(&server.model()).await;
+    trusting(&server.host).pull_ok(&server.model()).await;
 }
 
 #[tokio::test]
@@ -218,7 +236,7 @@ async fn a_rejected_token_is_not_renewed_again() {
         _ => challenge(&format!("http://{}/token", seen.header("host"))),
     })
     .await;
-    let text = Bench::new().pull_err(&server.model()).await;
+    let text = trusting(&server.host).pull_err(&server.model()).await;
     assert_eq!(text, "pull model manifest: unauthorized: access denied");
     assert_eq!(server.seen().len(), 3);
 }
@@ -240,7 +258,7 @@ async fn errors_of_token_servers_are_reported() {
             _ => challenge(&format!("http://{}/token", seen.header("host"))),
         })
         .await;
-        let text = Bench::new().pull_err(&server.model()).await;
+        let text = trusting(&server.host).pull_err(&server.model()).await;
         assert!(text.contains(want), "{text}");
     }
 }
@@ -265,7 +283,10 @@ async fn an_expired_token_is_renewed() {
         }
     })
     .await;
-    let bench = Bench::with(|settings| settings.streams = 1);
+    let bench = Bench::with(|settings| {
+        settings.streams = 1;
+        settings.hosts.set(&server.host, Host { http: true, ..Host::default() });
+    });
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
 }
@@ -284,7 +305,7 @@ async fn a_registry_that_does_not_know_the_key_is_reported_with_the_public_key()
             _ => challenge(&format!("http://{}/token", seen.header("host"))),
         })
         .await;
-        let bench = Bench::new();
+        let bench = trusting(&server.host);
         let text = bench.pull_err(&server.model()).await;
         let key_file = bench.dir.path().join("id_ed25519");
         let public = std::fs::read_to_string(key_file.with_extension("pub")).unwrap();
@@ -310,7 +331,7 @@ async fn a_wrong_clock_is_named() {
         _ => challenge(&format!("http://{}/token", seen.header("host"))),
     })
     .await;
-    let text = Bench::new().pull_err(&server.model()).await;
+    let text = trusting(&server.host).pull_err(&server.model()).await;
     assert_eq!(
         text,
         "pull model manifest: unauthorized: access denied: the clocks are too far apart"
@@ -334,7 +355,7 @@ async fn a_token_never_follows_a_redirect_to_another_host() {
         _ => served.answer(&seen),
     })
     .await;
-    let bench = Bench::new();
+    let bench = trusting(&server.host);
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
     assert!(!storage.seen().is_empty());
@@ -354,7 +375,7 @@ async fn the_storage_host_cannot_demand_authentication() {
         Response::builder().status(307).header("Location", place).body(Body::empty()).unwrap()
     })
     .await;
-    let text = Bench::new().pull_err(&server.model()).await;
+    let text = trusting(&server.host).pull_err(&server.model()).await;
     assert!(text.starts_with("401 Unauthorized"), "{text}");
     assert!(storage.seen().iter().all(|seen| seen.is_blob()));
 }
@@ -363,7 +384,10 @@ async fn the_storage_host_cannot_demand_authentication() {
 async fn without_a_key_file_a_registry_with_authentication_is_an_error() {
     let server =
         Server::start(|seen| challenge(&format!("http://{}/token", seen.header("host")))).await;
-    let bench = Bench::with(|settings| settings.key_file = None);
+    let bench = Bench::with(|settings| {
+        settings.key_file = None;
+        settings.hosts.set(&server.host, Host { http: true, ..Host::default() });
+    });
     let text = bench.pull_err(&server.model()).await;
     assert!(text.contains("there is no key"), "{text}");
 }

@@ -85,7 +85,7 @@ async fn hub_without(
 
 fn bench(server: &Server) -> Bench {
     let token = Credentials::Token(Secret::Text("hf_secret".into()));
-    let host = Host { hub: true, credentials: Some(token), ..Host::default() };
+    let host = Host { http: true, hub: true, credentials: Some(token), ..Host::default() };
     Bench::with(|settings| settings.hosts.set(&server.host, host))
 }
 

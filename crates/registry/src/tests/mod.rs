@@ -6,6 +6,7 @@ mod hostile;
 mod hub;
 mod lists;
 mod mirrors;
+mod outgoing;
 mod proxies;
 mod pull;
 mod push;

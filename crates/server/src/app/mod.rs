@@ -75,8 +75,17 @@ impl TagsCache {
 
 impl App {
     pub(crate) fn new(config: Config, launcher: Arc<dyn Launcher>) -> Result<Self, StoreError> {
-        let store = Arc::new(config.store()?);
         let registry = Registry::new(registry_client_settings::settings(&config));
+        Self::with_client(config, launcher, registry)
+    }
+
+    /// Like [`App::new`], with a registry client of its own.
+    pub(crate) fn with_client(
+        config: Config,
+        launcher: Arc<dyn Launcher>,
+        registry: Registry,
+    ) -> Result<Self, StoreError> {
+        let store = Arc::new(config.store()?);
         let limits = Limits {
             max_loaded: config.max_loaded_models,
             max_queue: config.max_queue,

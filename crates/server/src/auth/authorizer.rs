@@ -47,6 +47,9 @@ pub(crate) struct Authorized {
     pub principal: Option<Principal>,
     /// What the caller may do with models.
     pub caller: Caller,
+    /// Whether the caller may administer this server: a key with the scope `admin` for all
+    /// namespaces, or without keys a request from this machine.
+    pub may_administer: bool,
 }
 
 /// Denied access, with an optional `Retry-After` in seconds.
@@ -92,7 +95,7 @@ impl Authorizer {
         let Access::Requires(scope, models) = access else { return Ok(Authorized::default()) };
         if keys.keys.is_empty() {
             return match scope == Scope::Inference || local {
-                true => Ok(Authorized::default()),
+                true => Ok(Authorized { may_administer: local, ..Authorized::default() }),
                 false => Err(denied(403, LOCAL_ONLY_ERROR)),
             };
         }
@@ -129,6 +132,7 @@ impl Authorizer {
             client: client_id(key),
             principal: Some(Principal::of_key(key)),
             caller,
+            may_administer: key.may(Scope::Admin) && key.namespaces.is_empty(),
         })
     }
 

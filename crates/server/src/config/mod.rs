@@ -11,6 +11,7 @@ mod host_keys;
 mod hosts;
 mod mirror;
 pub mod origins;
+mod outgoing;
 #[cfg(test)]
 mod page_tests;
 mod paths;
@@ -130,6 +131,9 @@ pub struct Config {
     /// `PUNA_IMAGE_HOSTS`: hosts (`name` or `name:port`) from which images are fetched although
     /// their addresses are not public.
     pub image_hosts: Vec<String>,
+    /// `PUNA_OUTGOING_HOSTS`: hosts (`name` or `name:port`) that clients without administrator
+    /// rights may have the server contact; empty allows every public host.
+    pub outgoing_hosts: Vec<String>,
     /// `PUNA_REMOTES`, `OLLAMA_REMOTES`: servers that remote models may use (`name` or `name:port`,
     /// optionally with `http://` or `https://`).
     pub remotes: Vec<String>,
@@ -283,6 +287,7 @@ impl Config {
             docker_config: paths::docker_config(variable),
             image_urls: read.switch("image_urls"),
             image_hosts: read.hosts("image_hosts"),
+            outgoing_hosts: read.hosts("outgoing_hosts"),
             remotes: read.servers("remotes"),
             remote_keys: Redacted(read.keys_of_servers("remote_keys")),
             remote_timeout: read.timeout("remote_timeout", Duration::from_secs(600)),

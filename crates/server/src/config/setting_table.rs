@@ -507,6 +507,15 @@ pub const SETTINGS: &[SettingDefinition] = &[
         help: Some("Non-public hosts to fetch images from"),
     },
     SettingDefinition {
+        key: "outgoing_hosts",
+        variables: &["PUNA_OUTGOING_HOSTS"],
+        kind: ValueKind::List,
+        group: SettingGroup::Server,
+        default: SettingDefault::Described("every public host"),
+        meaning: "hosts (`name` or `name:port`) that clients without admin rights may have the server contact, besides those of the registry and remote settings; listed hosts may have private addresses",
+        help: Some("Hosts that clients without admin rights may have the server contact"),
+    },
+    SettingDefinition {
         key: "remotes",
         variables: &["PUNA_REMOTES"],
         kind: ValueKind::List,

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use puna_registry::OutgoingAccess;
 
 /// Client of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,6 +41,28 @@ impl<S: Send + Sync> FromRequestParts<S> for Client {
 pub(crate) struct Owner(pub(crate) u128);
 
 impl<S: Send + Sync> FromRequestParts<S> for Owner {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get().copied().unwrap_or_default())
+    }
+}
+
+/// Hosts that the caller of a request may have the server contact.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct CallerAccess(pub(crate) OutgoingAccess);
+
+impl CallerAccess {
+    /// The access of a caller, by its right to administer the server.
+    pub(crate) fn new(may_administer: bool) -> Self {
+        Self(match may_administer {
+            true => OutgoingAccess::Unlimited,
+            false => OutgoingAccess::Limited,
+        })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for CallerAccess {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {

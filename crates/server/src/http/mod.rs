@@ -24,7 +24,7 @@ pub(crate) mod write_timeout;
 pub(crate) use body::{
     BodyReader, CompatibilityReport, Json, read_body, record_adaptation, record_ignored_field,
 };
-pub(crate) use client::{Client, Owner};
+pub(crate) use client::{CallerAccess, Client, Owner};
 pub(crate) use dialect::Dialect;
 pub(crate) use request_scope::{VIA_HEADER, current_via};
 pub(crate) use response::{

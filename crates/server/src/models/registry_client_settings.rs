@@ -14,6 +14,7 @@ pub fn settings(config: &Config) -> Settings {
         key_file: config.registry_key.clone(),
         streams: config.max_transfer_streams,
         proxies: config.proxies.clone(),
+        outgoing: Some(config.outgoing_policy()),
         default_registry: config.registry_default.clone(),
         mirrors: config.registry_mirrors.clone(),
         hosts: config.registry_hosts.clone(),

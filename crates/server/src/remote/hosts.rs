@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use puna_registry::HostPattern;
 use reqwest::Url;
 
 use crate::canonical::ApiError;
@@ -36,7 +37,8 @@ pub(super) struct Host {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AllowedHost {
     scheme: Option<String>,
-    host: String,
+    /// `None`: the setting is no address, and nothing matches it.
+    host: Option<HostPattern>,
     key: Option<String>,
 }
 
@@ -49,24 +51,23 @@ impl AllowedHost {
 
     fn new(name: &str, key: Option<String>) -> Self {
         let name = name.trim().to_ascii_lowercase();
-        let (scheme, rest) = match name.split_once("://") {
-            Some((scheme, rest)) => (Some(scheme.to_owned()), rest),
-            None => (None, name.as_str()),
-        };
-        let host = rest.split('/').next().unwrap_or_default().to_owned();
-        Self { scheme, host, key }
+        let scheme = name.split_once("://").map(|(scheme, _)| scheme.to_owned());
+        Self { scheme, host: HostPattern::of_machine(&name), key }
     }
 
     fn allows(&self, url: &Url) -> bool {
         let host = url.host_str().unwrap_or_default();
         let port = url.port_or_known_default().unwrap_or_default();
-        let is_scheme = self.scheme.as_deref().is_none_or(|scheme| scheme == url.scheme());
+        let Some(pattern) = self.host.as_ref().filter(|own| own.matches(host, port)) else {
+            return false;
+        };
+        // Only a setting with the scheme http sends a key in plain text.
+        let default_scheme = self.key.as_ref().map(|_| "https");
+        let scheme = self.scheme.as_deref().or(default_scheme);
         // A name without a port allows all ports of a machine. With a key it allows only the
-        // default port, and HTTPS unless the setting names a scheme: a stranger's model must not
-        // choose which program gets the key, nor have it sent in plain text.
-        let is_usual = url.port().is_none() && (self.scheme.is_some() || url.scheme() == "https");
-        let is_own = self.key.is_none() || is_usual;
-        is_scheme && (self.host == host && is_own || self.host == format!("{host}:{port}"))
+        // default port: a stranger's model must not choose which program gets the key.
+        let is_own = self.key.is_none() || pattern.port().is_some() || url.port().is_none();
+        scheme.is_none_or(|scheme| scheme == url.scheme()) && is_own
     }
 }
 
@@ -153,7 +154,10 @@ mod tests {
 
     #[test]
     fn only_configured_hosts_are_allowed_and_each_gets_its_own_key() {
-        let remotes = remotes("gpu1:8000,https://far.example", "https://api.example=k=1");
+        let remotes = remotes(
+            "gpu1:8000,https://far.example",
+            "https://api.example=k=1,keyed.example:8000=k-2,http://plain.example:8000=k-3",
+        );
         let hosts = remotes
             .hosts("http://gpu1:8000/v1, http://gpu1:8000/api,https://api.example/open/v1/")
             .unwrap();
@@ -167,6 +171,11 @@ mod tests {
                 ("https://api.example/open/v1", Protocol::OpenAi, Some("k=1")),
             ]
         );
+        for (allowed, key) in
+            [("https://keyed.example:8000/v1", "k-2"), ("http://plain.example:8000/v1", "k-3")]
+        {
+            assert_eq!(remotes.hosts(allowed).unwrap()[0].key.as_deref(), Some(key), "{allowed}");
+        }
         for other in [
             "https://api.example:8443/v1",
             "http://gpu1/v1",
@@ -174,6 +183,7 @@ mod tests {
             "http://far.example/v1",
             "http://api.example/v1",
             "https://gpu1.evil.example/v1",
+            "http://keyed.example:8000/v1",
         ] {
             let error = remotes.check(other).unwrap_err();
             assert!(

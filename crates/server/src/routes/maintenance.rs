@@ -12,6 +12,7 @@ use axum::response::Response;
 use puna_api::native::{
     Download, DownloadsResponse, Leftover, Progress, PruneRequest, PruneResponse, VerifyRequest,
 };
+use puna_registry::OutgoingAccess;
 use puna_store::{
     DEFAULT_HOST, Damage, Digest, Entry, InvalidManifest, Layer, LeftoverKind, Manifest, ModelName,
     ModelRef, PruneOptions, PruneOutcome, Store, StoreError, StoreLocation, StoredChild,
@@ -24,7 +25,7 @@ use crate::api::rfc3339;
 use crate::app::{App, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::ApiError;
-use crate::http::{ErrorResponse, Json, Native, json};
+use crate::http::{CallerAccess, ErrorResponse, Json, Native, json};
 use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
 
 /// Interval between progress lines.
@@ -33,6 +34,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(60);
 /// `POST /api/verify`
 pub(super) async fn verify(
     State(app): State<App>,
+    CallerAccess(access): CallerAccess,
     Json(request, _): Json<Native, VerifyRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
     let model = match request.model.as_str() {
@@ -43,7 +45,7 @@ pub(super) async fn verify(
         given => Some(changed_reference(given, REMOTE_UNAVAILABLE)?.name),
     };
     let last_only = request.stream == Some(false);
-    let repair = request.repair.then_some(Repair { insecure: request.insecure });
+    let repair = request.repair.then_some(Repair { insecure: request.insecure, access });
     let (to, lines) = mpsc::channel::<ProgressLine>(CHANNEL_LINES);
     let work = app.clone();
     puna_tasks::spawn(async move {
@@ -61,6 +63,8 @@ pub(super) async fn verify(
 struct Repair {
     /// Whether plain HTTP is allowed.
     insecure: bool,
+    /// Rights of the caller.
+    access: OutgoingAccess,
 }
 
 /// Damaged models, with the damaged blobs of each.
@@ -168,7 +172,7 @@ async fn pull_again(
     let name = file.name.clone()?;
     send_progress(to, status(format!("repairing {name}"))).await;
     let from = ModelRef { http: repair.insecure, ..ModelRef::of(name.clone()) };
-    match transfer::pull_model(app, &from, to).await {
+    match transfer::pull_model(app, &from, repair.access, to).await {
         Ok(()) => Some(name),
         Err(failure) => {
             send_progress(to, status(format!("cannot repair {name}: {}", failure.message))).await;
@@ -264,7 +268,7 @@ async fn fetch_damaged_blobs(
     let mut fetched = Ok(());
     for runner in damaged_runners(entry, damages) {
         let from = ModelRef { http: repair.insecure, runner, ..ModelRef::of(entry.name.clone()) };
-        fetched = fetched.and(transfer::pull_model(app, &from, to).await);
+        fetched = fetched.and(transfer::pull_model(app, &from, repair.access, to).await);
     }
     // Blobs that were not fetched are put back: a damaged blob may still be useful to its owner.
     app.store(move |_| drop(displaced)).await?;

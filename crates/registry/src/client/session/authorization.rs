@@ -13,7 +13,7 @@ use crate::auth::identity::Identity;
 use crate::blocking::blocking;
 use crate::client::hosts::{Credentials, Secret};
 use crate::display::{authority, single_line};
-use crate::error::{RegistryError, SetupProblem};
+use crate::error::{RegistryError, SetupProblem, WithheldCredentials};
 
 /// Client id at token servers.
 const CLIENT_ID: &str = "puna";
@@ -67,6 +67,9 @@ impl Session {
         &self,
         challenges: &Challenges,
     ) -> Result<String, RegistryError> {
+        if let Some(reason) = self.endpoint().withheld_credentials() {
+            return self.authorize_anonymously(challenges, reason).await;
+        }
         let (credentials, problem) = self.credentials().await?;
         let proof = self.authorization_for(credentials, challenges).await;
         // If the login fails, the error tells why stored credentials could not be read.
@@ -80,6 +83,46 @@ impl Session {
         })
     }
 
+    /// Gets an anonymous token where stored credentials must not be sent.
+    async fn authorize_anonymously(
+        &self,
+        challenges: &Challenges,
+        reason: WithheldCredentials,
+    ) -> Result<String, RegistryError> {
+        let host = self.endpoint().host.clone();
+        let withheld = RegistryError::CredentialsWithheld { host, reason };
+        let Some(challenge) = &challenges.bearer else { return Err(withheld) };
+        match self.anonymous_token(challenge).await {
+            Err(
+                RegistryError::Unauthorized
+                | RegistryError::TokenRefused { .. }
+                | RegistryError::Status { code: 400..=499, .. },
+            ) => Err(withheld),
+            token => token,
+        }
+    }
+
+    async fn anonymous_token(&self, challenge: &Challenge) -> Result<String, RegistryError> {
+        let anonymous = TokenIdentity::Anonymous(self.endpoint().settings.token_host.as_deref());
+        let url = challenge.unsigned_token_url(&self.endpoint().root, anonymous)?;
+        self.bearer_from_response(self.request_token(&url, None).await?).await
+    }
+
+    /// Checks that a token server may receive stored credentials. The registry itself may: its
+    /// endpoint was checked before.
+    fn check_token_server(&self, url: &Url) -> Result<(), RegistryError> {
+        let host = authority(url);
+        let settings = self.settings().hosts.get(&host);
+        let is_allowed = url.scheme() == "https"
+            || self.is_registry_origin(url)
+            || settings.is_some_and(|host| host.http);
+        let reason = || WithheldCredentials::Unencrypted { host: host.clone() };
+        match is_allowed {
+            true => Ok(()),
+            false => Err(RegistryError::CredentialsWithheld { reason: reason(), host }),
+        }
+    }
+
     async fn authorization_for(
         &self,
         credentials: Option<Credentials>,
@@ -90,9 +133,10 @@ impl Session {
                 Ok(format!("Bearer {}", self.read_secret(&secret).await?))
             }
             (Some(Credentials::Basic { user, password }), Some(challenge)) => {
-                let password = self.read_secret(&password).await?;
                 let url = challenge
                     .unsigned_token_url(&self.endpoint().root, TokenIdentity::User(&user))?;
+                self.check_token_server(&url)?;
+                let password = self.read_secret(&password).await?;
                 self.bearer_from_response(
                     self.request_token(
                         &url,
@@ -155,12 +199,15 @@ impl Session {
         challenge: &Challenge,
     ) -> Result<String, RegistryError> {
         let root = &self.endpoint().root;
-        let anonymous = TokenIdentity::Anonymous(self.endpoint().settings.token_host.as_deref());
         let url = match challenge.new_signed_token_url(root) {
             Ok(url) => url,
             Err(error @ RegistryError::RealmHost { .. }) => {
-                let url = challenge.unsigned_token_url(root, anonymous).map_err(|_| error)?;
-                return self.bearer_from_response(self.request_token(&url, None).await?).await;
+                return match self.anonymous_token(challenge).await {
+                    Err(RegistryError::RealmHost { .. } | RegistryError::RealmScheme { .. }) => {
+                        Err(error)
+                    }
+                    token => token,
+                };
             }
             Err(error) => return Err(error),
         };
@@ -174,11 +221,14 @@ impl Session {
             return self.bearer_from_response(signed).await;
         }
         let signed_result = self.bearer_from_response(signed).await;
-        let url = challenge.unsigned_token_url(root, anonymous)?;
-        match self.bearer_from_response(self.request_token(&url, None).await?).await {
+        match self.anonymous_token(challenge).await {
             // The error about the key is more useful than the error of the anonymous request.
             Err(error) => {
                 let refused = signed_result.err().unwrap_or(error);
+                if self.hides_details() {
+                    // The public key and its file are the administrator's.
+                    return Err(refused);
+                }
                 Err(with_public_key(refused, authority(root), key_file, &identity))
             }
             token => token,
@@ -205,6 +255,7 @@ impl Session {
         secret: &Secret,
     ) -> Result<String, RegistryError> {
         let url = challenge.realm_url(&self.endpoint().root, TokenIdentity::User(""))?;
+        self.check_token_server(&url)?;
         let token = self.read_secret(secret).await?;
         let scope = challenge.scopes().join(" ");
         let form = [

@@ -5,19 +5,15 @@
 //! the server's network through it (SSRF).
 //!
 //! - `locations` finds the URLs in requests of each dialect and replaces them by images.
-//! - `public_address` distinguishes public addresses from others.
+//! - The outgoing policy of the registry client checks addresses.
 
 mod locations;
-mod public_address;
 #[cfg(test)]
 mod tests;
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use puna_registry::OutgoingPolicy;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, LOCATION};
 use reqwest::{Client, Response, Url};
 use tokio::sync::Semaphore;
@@ -73,8 +69,10 @@ pub(crate) fn is_http_url(text: &str) -> bool {
 pub(crate) enum ImageUrlError {
     #[error("is not a valid URL: it must start with http:// or https:// and contain no user name")]
     Address,
-    #[error("has no public address: add {host:?} to the server's setting image_hosts to allow it")]
-    Private { host: String },
+    #[error(
+        "cannot be fetched: a host does not answer in time, or its address is not public; to allow such a host, add it to the server's setting image_hosts"
+    )]
+    Unreachable,
     #[error("redirects from https to http, which is not allowed")]
     Downgrade,
     #[error("was redirected more than {MAX_REDIRECTS} times")]
@@ -87,23 +85,15 @@ pub(crate) enum ImageUrlError {
     Content,
     #[error("is larger than {} MiB", .0 >> 20)]
     TooLarge(usize),
-    #[error("took longer than {} seconds, or all images together longer than {}", IMAGE_TIMEOUT.as_secs(), TOTAL_TIMEOUT.as_secs())]
-    Slow,
-    #[error("could not be fetched: {0}")]
-    Transport(String),
+    #[error("cannot be fetched: {0}")]
+    Client(String),
 }
-
-/// Resolves host names: by the system, or by a function in tests.
-type Resolver =
-    Arc<dyn Fn(String, u16) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
 /// Fetches images.
 pub(crate) struct ImageFetcher {
-    /// Hosts, optionally with ports, that are allowed even with non-public addresses.
-    hosts: Vec<String>,
+    policy: OutgoingPolicy,
     fetch_slots: Semaphore,
     tls: rustls::ClientConfig,
-    resolver: Resolver,
 }
 
 impl ImageFetcher {
@@ -113,7 +103,7 @@ impl ImageFetcher {
             return None;
         }
         match puna_registry::tls_config() {
-            Ok(tls) => Some(Self::with(config.image_hosts.clone(), tls, Arc::new(resolve))),
+            Ok(tls) => Some(Self::with(config.image_policy(), tls)),
             Err(error) => {
                 tracing::error!(%error, "cannot set up TLS for image_urls; images are not fetched");
                 None
@@ -121,9 +111,8 @@ impl ImageFetcher {
         }
     }
 
-    fn with(hosts: Vec<String>, tls: rustls::ClientConfig, resolver: Resolver) -> Self {
-        let hosts = hosts.into_iter().map(|host| host.to_ascii_lowercase()).collect();
-        Self { hosts, fetch_slots: Semaphore::new(MAX_CONCURRENT_FETCHES), tls, resolver }
+    fn with(policy: OutgoingPolicy, tls: rustls::ClientConfig) -> Self {
+        Self { policy, fetch_slots: Semaphore::new(MAX_CONCURRENT_FETCHES), tls }
     }
 
     /// Fetches images one after the other and replaces their URLs. URLs of earlier turns remain if
@@ -147,7 +136,7 @@ impl ImageFetcher {
                 (is_earlier, end) = (true, end.min(Instant::now() + EARLIER_TURNS_TIMEOUT));
             }
             let image = timeout_at(end, self.fetch(url.url(), left.min(MAX_IMAGE_BYTES))).await;
-            match image.unwrap_or(Err(ImageUrlError::Slow)) {
+            match image.unwrap_or(Err(ImageUrlError::Unreachable)) {
                 Ok(image) => {
                     left -= image.len();
                     url.replace_with(&image);
@@ -168,13 +157,13 @@ impl ImageFetcher {
             let _slot = self.fetch_slots.acquire().await;
             self.follow(text, max_bytes).await
         });
-        fetched.await.unwrap_or(Err(ImageUrlError::Slow))
+        fetched.await.unwrap_or(Err(ImageUrlError::Unreachable))
     }
 
     async fn follow(&self, text: &str, max_bytes: usize) -> Result<Vec<u8>, ImageUrlError> {
         let mut url = Url::parse(text).map_err(|_| ImageUrlError::Address)?;
-        for _ in 0..=MAX_REDIRECTS {
-            let response = self.request(&url).await?;
+        for hop in 0..=MAX_REDIRECTS {
+            let response = self.request(&url, hop).await?;
             if !response.status().is_redirection() {
                 return read_image(response, max_bytes).await;
             }
@@ -190,28 +179,25 @@ impl ImageFetcher {
 
     /// Requests a URL from exactly the addresses that were checked. A DNS server cannot substitute
     /// other ones in between.
-    async fn request(&self, url: &Url) -> Result<Response, ImageUrlError> {
+    async fn request(&self, url: &Url, hop: usize) -> Result<Response, ImageUrlError> {
         let of_web = matches!(url.scheme(), "http" | "https");
         let anonymous = url.username().is_empty() && url.password().is_none();
-        let host = url.host_str().filter(|_| of_web && anonymous).ok_or(ImageUrlError::Address)?;
-        let port = url.port_or_known_default().ok_or(ImageUrlError::Address)?;
-        let private = || ImageUrlError::Private { host: format!("{host}:{port}") };
-        let literal = host.trim_matches(['[', ']']).parse::<IpAddr>().ok();
-        let addresses = match literal {
-            Some(address) => vec![address],
-            // The error does not reveal the address of a name in the server's network, or whether
-            // the name resolves.
-            None => (self.resolver)(host.to_owned(), port).await.map_err(|_| private())?,
-        };
-        let allowed =
-            self.hosts.iter().any(|named| *named == host || *named == format!("{host}:{port}"));
-        if addresses.is_empty()
-            || !(allowed || addresses.iter().all(|address| public_address::is_public(*address)))
-        {
-            return Err(private());
+        if !of_web || !anonymous {
+            return Err(ImageUrlError::Address);
         }
-        let sockets: Vec<_> =
-            addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect();
+        let checked = match hop {
+            0 => self.policy.resolve_requested(url, url).await,
+            _ => self.policy.resolve(url).await,
+        };
+        let destination = checked.map_err(|reason| {
+            let host = url.host_str();
+            tracing::info!(host, %reason, "refused to fetch an image by its URL");
+            ImageUrlError::Unreachable
+        })?;
+        // Without an address, only a proxy could resolve the name.
+        if destination.addresses.is_empty() {
+            return Err(ImageUrlError::Unreachable);
+        }
         let client = Client::builder()
             .user_agent(concat!("puna/", env!("CARGO_PKG_VERSION")))
             .http1_only()
@@ -220,19 +206,12 @@ impl ImageFetcher {
             .no_proxy()
             .connect_timeout(CONNECT_TIMEOUT)
             .tls_backend_preconfigured(self.tls.clone())
-            .resolve_to_addrs(host, &sockets)
+            .resolve_to_addrs(&destination.host, &destination.addresses)
             .build()
-            .map_err(|e| transport(&e))?;
+            .map_err(|e| ImageUrlError::Client(puna_registry::root_cause(&e)))?;
         let request = client.get(url.clone()).header(ACCEPT, "image/png, image/jpeg, image/webp");
-        request.header(ACCEPT_ENCODING, "identity").send().await.map_err(|e| transport(&e))
+        request.header(ACCEPT_ENCODING, "identity").send().await.map_err(|e| unreachable(&e))
     }
-}
-
-fn resolve(host: String, port: u16) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
-    Box::pin(async move {
-        let found = tokio::net::lookup_host((host, port)).await?;
-        Ok(found.map(|socket| socket.ip()).collect())
-    })
 }
 
 /// Reads a response that must be an image.
@@ -253,7 +232,7 @@ async fn read_image(mut response: Response, max_bytes: usize) -> Result<Vec<u8>,
         return Err(ImageUrlError::TooLarge(max_bytes));
     }
     let mut bytes = Vec::new();
-    while let Some(piece) = response.chunk().await.map_err(|e| transport(&e))? {
+    while let Some(piece) = response.chunk().await.map_err(|e| unreachable(&e))? {
         if bytes.len() + piece.len() > max_bytes {
             return Err(ImageUrlError::TooLarge(max_bytes));
         }
@@ -265,6 +244,9 @@ async fn read_image(mut response: Response, max_bytes: usize) -> Result<Vec<u8>,
     if known { Ok(bytes) } else { Err(ImageUrlError::Content) }
 }
 
-fn transport(error: &reqwest::Error) -> ImageUrlError {
-    ImageUrlError::Transport(puna_registry::root_cause(error))
+/// Error of a failed connection. Only the log has its cause: the caller must not learn whether a
+/// port is open.
+fn unreachable(error: &reqwest::Error) -> ImageUrlError {
+    tracing::info!(error = puna_registry::root_cause(error), "cannot fetch an image by its URL");
+    ImageUrlError::Unreachable
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::native::{CreateRequest, Progress};
+use puna_registry::OutgoingAccess;
 use puna_store::{CreateHooks, ModelName, ModelRef, ModelSource, Store, StoreError};
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
@@ -15,7 +16,7 @@ use crate::api::check_readable;
 use crate::app::{App, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::{ApiError, RunOptions};
-use crate::http::{ErrorResponse, Json, Native, record_ignored_field};
+use crate::http::{CallerAccess, ErrorResponse, Json, Native, record_ignored_field};
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
 use crate::scheduler::LoadOptions;
@@ -23,6 +24,7 @@ use crate::version::OLLAMA_VERSION;
 
 pub(crate) async fn create(
     State(app): State<App>,
+    CallerAccess(access): CallerAccess,
     Json(request, _): Json<Native, CreateRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
@@ -57,7 +59,7 @@ pub(crate) async fn create(
     // The task continues when the client disconnects, so that the model is created.
     let work = app.clone();
     puna_tasks::spawn(async move {
-        if let Err(failure) = create_or_pull(&work, &caller, name, request, &to).await {
+        if let Err(failure) = create_or_pull(&work, &caller, name, request, access, &to).await {
             let _ = to.send(Err(failure)).await;
         }
     });
@@ -70,6 +72,7 @@ async fn create_or_pull(
     caller: &Caller,
     name: ModelName,
     request: puna_store::CreateRequest,
+    access: OutgoingAccess,
     to: &mpsc::Sender<ProgressLine>,
 ) -> Result<(), ApiError> {
     let request = Arc::new(request);
@@ -84,7 +87,7 @@ async fn create_or_pull(
     if !caller.may(Action::Change, &from.name) {
         return Err(base_unavailable(&from.name));
     }
-    transfer::pull_model(app, &from, to).await?;
+    transfer::pull_model(app, &from, access, to).await?;
     try_create(app, &name, &request, to).await?.map_err(|e| create_failure(&e))
 }
 

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::native::{Progress, PullRequest};
-use puna_registry::{FileUrl, Options, RegistryError, Report};
+use puna_registry::{FileUrl, Options, OutgoingAccess, RegistryError, Report};
 use puna_store::ModelRef;
 use tokio::sync::mpsc;
 
@@ -11,12 +11,13 @@ use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use crate::app::App;
 use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
-use crate::http::{ErrorResponse, Json, Native};
+use crate::http::{CallerAccess, ErrorResponse, Json, Native};
 use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
 
 /// `POST /api/pull`
 pub(crate) async fn pull(
     State(app): State<App>,
+    CallerAccess(access): CallerAccess,
     Json(request, _): Json<Native, PullRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
@@ -24,14 +25,16 @@ pub(crate) async fn pull(
         let file = file.map_err(ApiError::bad_request)?;
         // The name in the store follows from the file.
         Caller::current().check_server()?;
-        let (last_only, options) = (request.stream == Some(false), options(&app, request)?);
+        let (last_only, options) = (request.stream == Some(false), options(&app, request, access)?);
+        app.registry().check_file(&file, &options).await.map_err(|e| transfer_error(&e))?;
         let work = app.clone();
         let lines = spawn_reporting(async move |report| {
             work.registry().pull_file(work.shared_store(), &file, &options, report).await
         });
         return progress_stream::respond(&app, lines, last_only).await;
     }
-    let (reference, last_only, options) = parse_request(&app, request)?;
+    let (reference, last_only, options) = parse_request(&app, request, access)?;
+    app.registry().check_pull(&reference, &options).await.map_err(|e| transfer_error(&e))?;
     let work = app.clone();
     let lines = spawn_reporting(async move |report| {
         work.registry().pull(work.shared_store(), &reference, &options, report).await
@@ -42,17 +45,19 @@ pub(crate) async fn pull(
 /// `POST /api/push`
 pub(crate) async fn push(
     State(app): State<App>,
+    CallerAccess(access): CallerAccess,
     Json(request, _): Json<Native, PullRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
     if request.model.is_empty() && request.name.is_empty() {
         return Err(ApiError::bad_request("model is required").into());
     }
-    let (reference, last_only, options) = parse_request(&app, request)?;
+    let (reference, last_only, options) = parse_request(&app, request, access)?;
     if reference.runner.is_some() && options.format == puna_registry::Format::Ollama {
         let what = reference.name;
         let reason = format!("cannot push {what} for one runner only: leave out the runner");
         return Err(ApiError::bad_request(reason).into());
     }
+    app.registry().check_push(&reference, &options).await.map_err(|e| transfer_error(&e))?;
     let work = app.clone();
     let lines = spawn_reporting(async move |report| {
         work.registry().push(work.shared_store(), &reference, &options, report).await
@@ -65,11 +70,13 @@ pub(crate) async fn push(
 pub(crate) async fn pull_model(
     app: &App,
     from: &ModelRef,
+    access: OutgoingAccess,
     to: &mpsc::Sender<ProgressLine>,
 ) -> Result<(), ApiError> {
     let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(CHANNEL_LINES);
     let runner = from.runner.clone();
-    let options = Options { keep_unused: app.config().no_prune, runner, ..Options::default() };
+    let keep_unused = app.config().no_prune;
+    let options = Options { keep_unused, runner, access, ..Options::default() };
     let forward = async {
         while let Some(progress) = progress.recv().await {
             // "success" must be the last line of the client's own work.
@@ -79,21 +86,33 @@ pub(crate) async fn pull_model(
         }
     };
     let pulled = app.registry().pull(app.shared_store(), from, &options, report);
-    tokio::join!(pulled, forward).0.map_err(|error| ApiError::internal(error.to_string()))
+    tokio::join!(pulled, forward).0.map_err(|error| transfer_error(&error))
+}
+
+/// Error of a transfer: 403 for a host that the caller may not reach, else 500 as Ollama answers.
+fn transfer_error(error: &RegistryError) -> ApiError {
+    match error {
+        RegistryError::Unreachable { .. } => ApiError::new(403, error.to_string()),
+        error => ApiError::internal(error.to_string()),
+    }
 }
 
 /// Parses a request: the model, whether the client wants one object instead of lines, and the
 /// options.
-fn parse_request(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), ApiError> {
+fn parse_request(
+    app: &App,
+    request: PullRequest,
+    access: OutgoingAccess,
+) -> Result<(ModelRef, bool, Options), ApiError> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let reference = changed_reference(given, REMOTE_UNAVAILABLE)?;
     let last_only = request.stream == Some(false);
-    let options = Options { runner: reference.runner.clone(), ..options(app, request)? };
+    let options = Options { runner: reference.runner.clone(), ..options(app, request, access)? };
     Ok((reference, last_only, options))
 }
 
 /// Parses the options of a request.
-fn options(app: &App, request: PullRequest) -> Result<Options, ApiError> {
+fn options(app: &App, request: PullRequest, access: OutgoingAccess) -> Result<Options, ApiError> {
     Ok(Options {
         insecure: request.insecure,
         keep_unused: app.config().no_prune,
@@ -103,6 +122,7 @@ fn options(app: &App, request: PullRequest) -> Result<Options, ApiError> {
         via: None,
         runner: None,
         all_runners: request.all_runners,
+        access,
     })
 }
 
@@ -128,7 +148,7 @@ where
             () = to.closed() => return,
         };
         if let Err(error) = done {
-            let _ = to.send(Err(ApiError::internal(error.to_string()))).await;
+            let _ = to.send(Err(transfer_error(&error))).await;
         }
     });
     lines

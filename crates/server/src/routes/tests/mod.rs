@@ -12,6 +12,7 @@ mod metrics;
 mod mutations;
 mod namespaces;
 mod openai;
+mod outgoing;
 mod prompts;
 mod remote;
 mod rerank;
@@ -70,12 +71,24 @@ impl TestServer {
     }
 
     fn with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::with_client(change, |_| {})
+    }
+
+    /// A server with a change of its registry client, too.
+    fn with_client(
+        change: impl FnOnce(&mut Config),
+        change_client: impl FnOnce(&mut puna_registry::Settings),
+    ) -> Self {
         let models = tempfile::tempdir().unwrap();
         let fake = Arc::<Fake>::default();
         let mut config = Config::with_models(models.path());
         change(&mut config);
         let guard = Authorizer::new(&config.keys).unwrap();
-        let app = App::new(config, Arc::new(FakeLauncher(fake.clone()))).unwrap();
+        let mut settings = crate::models::registry_client_settings::settings(&config);
+        change_client(&mut settings);
+        let client = puna_registry::Registry::new(settings);
+        let launcher = Arc::new(FakeLauncher(fake.clone()));
+        let app = App::with_client(config, launcher, client).unwrap();
         Self {
             middleware: Middleware::new(
                 app,
