@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,8 @@ import pytest
 
 from conftest import over_http, puna, wait_for
 from test_mirror import artifact, call, digest, image, listing, mirror, storage  # noqa: F401 (fixtures)
+
+OCI = "application/vnd.oci.image.manifest.v1+json"
 
 
 def test_keys_grant_namespaces_to_signatures_and_passwords(mirror, home, tmp_path):
@@ -72,21 +75,36 @@ def test_blobs_of_other_namespaces_are_not_served_by_digest(mirror, where, reque
 @pytest.mark.parametrize("where", ["folder", "bucket"])
 def test_a_namespace_cannot_exceed_its_quota(mirror, where, request):
     env = request.getfixturevalue("storage").env() if where == "bucket" else {}
-    it = mirror(PUNA_MIRROR_QUOTAS="team-*=10KB, other=1TB", PUNA_MIRROR_DELETE=1, **env)
-    one, two, three = os.urandom(6000), os.urandom(3000), os.urandom(2000)
+    it = mirror(PUNA_MIRROR_QUOTAS="team-*=102KB, other=1TB", PUNA_MIRROR_DELETE=1, **env)
+    one, two, three = os.urandom(60000), os.urandom(30000), os.urandom(20000)
     assert image(it, "team-a/x", [one, two]) == 201
     assert image(it, "team-a/y", [one]) == 201, "a blob counts once"
     path = it.location("POST", "/v2/team-a/x/blobs/uploads/")
     status, _, body = it.ask("PUT", f"{path}?digest={digest(three)}", three)
     error = json.loads(body)["errors"][0]
-    assert (status, error["code"]) == (413, "DENIED") and all(part in error["message"] for part in ("team-a", "10000", "9000", "2000")), error
+    assert (status, error["code"]) == (413, "DENIED") and all(part in error["message"] for part in ("team-a", "of 102000 bytes used", "20000 more")), error
     # Without a length, and in a manifest that lies about it.
     assert image(it, "team-b/x", [three]) == 201 == image(it, "free/x", [three])
     assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three]))[0] == 413
     assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three], size=1))[0] == 400
-    assert "team-a<td>9.0 kB of 10.0 kB<td>90 %" in it.get("/mirror")[1].decode()
+    assert re.search(r"team-a<td>9[01]\.\d kB of 102\.0 kB<td>\d\d %<td>\d+ of 100000", it.get("/mirror")[1].decode())
     assert it.ask("DELETE", f"/v2/team-a/x/manifests/{digest(listing([one, two]))}")[0] == 202
     assert it.ask("PUT", "/v2/team-a/x/manifests/v2", listing([three]))[0] == 201
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_manifests_count_against_the_quota(mirror, where, request):
+    env = request.getfixturevalue("storage").env() if where == "bucket" else {}
+    it = mirror(PUNA_MIRROR_QUOTAS="team=1MB:20", **env)
+    large = lambda n: json.dumps({"mediaType": OCI, "layers": [], "annotations": {"x": f"{n}" + "a" * 3_900_000}}).encode()
+    assert {it.ask("PUT", f"/v2/team/x/manifests/t{n}", large(n))[0] for n in range(4)} == {413}
+    small = lambda n: json.dumps({"mediaType": OCI, "layers": [], "annotations": {"x": f"{n}"}}).encode()
+    assert [it.ask("PUT", f"/v2/team/r{n}/manifests/t", small(n))[0] for n in range(12)] == [201] * 10 + [413] * 2
+    assert it.ask("PUT", "/v2/team/r0/manifests/t", small(0))[0] == 201, "it is there already"
+    assert it.ask("PUT", "/v2/other/x/manifests/t", large(0))[0] == 201
+    it.kill()
+    it.start()
+    assert it.ask("PUT", "/v2/team/x/manifests/t", small(99))[0] == 413
 
 
 def chunked(it, method, path, pieces):

@@ -3,6 +3,7 @@
 mod limits;
 mod manifest_lists;
 mod metrics;
+mod quota;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,8 +21,8 @@ use puna_store::{Digest, Store};
 use crate::quota::namespace_index::NamespaceIndex;
 use crate::types::manifest::OCI_MANIFEST;
 use crate::{
-    FileStorage, InventoryScope, Mirror, NoKeys, Permission, Principal, Quota, Repository,
-    Settings, Storage, UsageLog,
+    DEFAULT_QUOTA_OBJECTS, FileStorage, InventoryScope, Mirror, NoKeys, Permission, Principal,
+    Quota, Repository, Settings, Storage, UsageLog,
 };
 
 struct TestServer {
@@ -118,13 +119,13 @@ impl TestServer {
     }
 }
 
-/// A body of 100-byte pieces without a stated length, and the number of pieces that were read.
+/// A body of 10,000-byte pieces without a stated length, and the number of pieces that were read.
 fn endless(pieces: usize) -> (Body, Arc<AtomicUsize>) {
     let taken = Arc::new(AtomicUsize::new(0));
     let count = taken.clone();
     let pieces = (0..pieces).map(move |_| {
         count.fetch_add(1, Ordering::Relaxed);
-        Ok::<_, std::io::Error>(Bytes::from_static(&[7; 100]))
+        Ok::<_, std::io::Error>(Bytes::from_static(&[7; 10_000]))
     });
     (Body::from_stream(stream::iter(pieces)), taken)
 }
@@ -139,7 +140,7 @@ async fn uploads_of_unknown_length_end_at_the_quota() {
         let (body, taken) = endless(1_000_000);
         let (status, code, said) = server.refusal(method, &asked, body).await;
         assert_eq!((status, code.as_str()), (413, "DENIED"), "{said}");
-        assert!(said.contains("of 1000 bytes used") && said.contains("1100 more"), "{said}");
+        assert!(said.contains("of 102000 bytes used") && said.contains("110000 more"), "{said}");
         assert_eq!(taken.load(Ordering::Relaxed), 11, "what is behind the limit is not read");
         assert_eq!(server.ask("GET", &path, Body::empty()).await.0, 404);
         let uploads = server.dir.path().join("puna-registry/uploads");
@@ -284,13 +285,18 @@ async fn if_match_prevents_changes_of_other_content() {
     }
 }
 
+/// A quota for 100,000 bytes of blobs, with some bytes for manifests and records of uploads.
 fn team() -> Vec<Quota> {
-    vec![Quota { namespaces: "team".into(), bytes: 1000 }]
+    vec![quota("team", 102_000, DEFAULT_QUOTA_OBJECTS)]
 }
 
-/// A part of 700 bytes that is interrupted.
+fn quota(namespaces: &str, bytes: u64, objects: u64) -> Quota {
+    Quota { namespaces: namespaces.into(), bytes, objects }
+}
+
+/// A part of 70,000 bytes that is interrupted.
 fn broken() -> Body {
-    let pieces = [Ok(Bytes::from_static(&[7; 700])), Err(std::io::Error::other("broken off"))];
+    let pieces = [Ok(Bytes::from_static(&[7; 70_000])), Err(std::io::Error::other("broken off"))];
     Body::from_stream(stream::iter(pieces))
 }
 
@@ -301,7 +307,7 @@ async fn concurrent_uploads_stay_within_the_quota() {
     for _ in 0..8 {
         paths.push(server.upload("team/x").await);
     }
-    let contents: Vec<Vec<u8>> = (0..8).map(|n| vec![n; 600]).collect();
+    let contents: Vec<Vec<u8>> = (0..8).map(|n| vec![n; 60_000]).collect();
     let parts = paths.iter().zip(&contents).map(|(path, bytes)| server.part(path, bytes));
     let taken = join_all(parts).await;
     assert_eq!(taken.iter().filter(|status| **status == 202).count(), 1, "{taken:?}");
@@ -312,14 +318,14 @@ async fn concurrent_uploads_stay_within_the_quota() {
     let sizes = std::fs::read_dir(uploads).unwrap().map(|entry| entry.unwrap());
     let sizes = sizes.filter(|entry| entry.path().extension().is_none());
     let all: u64 = sizes.map(|entry| entry.metadata().unwrap().len()).sum();
-    assert!(all <= 1000, "{all}");
+    assert!(all <= 102_000, "{all}");
 }
 
 #[tokio::test]
 async fn uploads_beyond_the_quota_become_no_blobs() {
     // Pushed while there was no quota.
     let before = start_mirror(Vec::new());
-    let contents = [vec![1; 600], vec![2; 600], vec![3; 600]];
+    let contents = [vec![1; 60_000], vec![2; 60_000], vec![3; 60_000]];
     let mut paths = Vec::new();
     for bytes in &contents {
         paths.push(before.upload("team/x").await);
@@ -339,9 +345,9 @@ async fn uploads_beyond_the_quota_become_no_blobs() {
     );
     // A finished upload counts as a blob and no longer as an upload.
     let path = server.upload("team/x").await;
-    assert_eq!(server.part(&path, &[4; 400]).await, 202);
-    assert_eq!(server.end(&path, &[4; 400]).await, 201);
-    assert_eq!(server.part(&server.upload("team/x").await, b"1").await, 413);
+    assert_eq!(server.part(&path, &[4; 40_000]).await, 202);
+    assert_eq!(server.end(&path, &[4; 40_000]).await, 201);
+    assert_eq!(server.part(&server.upload("team/x").await, &[1; 2000]).await, 413);
 }
 
 #[tokio::test]
@@ -350,22 +356,22 @@ async fn idle_uploads_are_dropped_to_admit_new_ones() {
     let left = server.upload("team/x").await;
     assert_ne!(server.ask("PATCH", &left, broken()).await.0, 202);
     // Uploads are dropped neither without effect nor for another namespace.
-    assert_eq!(server.part(&server.upload("team/x").await, &[1; 1100]).await, 413);
-    assert_eq!(server.part(&server.upload("other/x").await, &[1; 1100]).await, 202);
+    assert_eq!(server.part(&server.upload("team/x").await, &[1; 110_000]).await, 413);
+    assert_eq!(server.part(&server.upload("other/x").await, &[1; 110_000]).await, 202);
     assert!(server.is_open(&left).await);
     let next = server.upload("team/y").await;
     assert_eq!(server.ask("PATCH", &next, endless(8).0).await.0, 202);
     assert!(!server.is_open(&left).await);
     // An upload whose parts are complete waits a while for the rest.
     let last = server.upload("team/z").await;
-    assert_eq!(server.part(&last, &[2; 300]).await, 413);
+    assert_eq!(server.part(&last, &[2; 30_000]).await, 413);
     assert!(server.is_open(&next).await);
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    assert_eq!(server.part(&last, &[2; 300]).await, 202);
+    assert_eq!(server.part(&last, &[2; 30_000]).await, 202);
     assert!(!server.is_open(&next).await);
     // A cancelled upload uses no quota.
     assert_eq!(server.ask("DELETE", &last, Body::empty()).await.0, 204);
-    assert_eq!(server.part(&server.upload("team/x").await, &[3; 1000]).await, 202);
+    assert_eq!(server.part(&server.upload("team/x").await, &[3; 100_000]).await, 202);
 }
 
 #[tokio::test]
@@ -409,7 +415,7 @@ async fn concurrent_manifests_stay_within_the_quota() {
     for n in 0..8 {
         // Pushed to another namespace, so that the quota of the team is unused before the
         // manifests.
-        texts.push(manifest_of(n % 2 == 0, server.blob("other/x", &[n; 600]).await, 600));
+        texts.push(manifest_of(n % 2 == 0, server.blob("other/x", &[n; 60_000]).await, 60_000));
     }
     let paths: Vec<_> = (0..8).map(|n| format!("/v2/team/x/manifests/t{n}")).collect();
     let puts = paths
@@ -523,7 +529,8 @@ async fn a_blob_pushed_again_keeps_its_file() {
 #[tokio::test]
 async fn mounted_blobs_count_against_the_quota() {
     let server = start_mirror(team());
-    let blobs = [server.blob("other/x", &[1; 600]).await, server.blob("other/x", &[2; 600]).await];
+    let blobs =
+        [server.blob("other/x", &[1; 60_000]).await, server.blob("other/x", &[2; 60_000]).await];
     let mount = async |digest| {
         let path = format!("/v2/team/y/blobs/uploads/?mount={digest}&from=other/x");
         server.ask("POST", &path, Body::empty()).await.0
@@ -542,11 +549,11 @@ async fn a_quota_check_reads_only_its_namespace() {
     std::fs::create_dir_all(&broken).unwrap();
     std::fs::write(broken.join(Digest::of(b"x").hex()), b"no manifest").unwrap();
     assert!(server.mirror.storage().inventory.stored_objects(InventoryScope::All).await.is_err());
-    let digest = server.blob("Team/x", &[1; 600]).await;
-    let text = manifest_of(false, digest, 600);
+    let digest = server.blob("Team/x", &[1; 60_000]).await;
+    let text = manifest_of(false, digest, 60_000);
     assert_eq!(server.ask("PUT", "/v2/team/x/manifests/v1", Body::from(text)).await.0, 201);
-    assert_eq!(server.part(&server.upload("TEAM/y").await, &[2; 500]).await, 413);
-    assert_eq!(server.part(&server.upload("team/y").await, &[2; 400]).await, 202);
+    assert_eq!(server.part(&server.upload("TEAM/y").await, &[2; 50_000]).await, 413);
+    assert_eq!(server.part(&server.upload("team/y").await, &[2; 40_000]).await, 202);
 }
 
 #[tokio::test]

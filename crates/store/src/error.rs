@@ -86,7 +86,7 @@ pub enum StoreError {
     FileChanged { path: PathBuf },
     #[error("{} is not a regular file", path.display())]
     NotRegular { path: PathBuf },
-    #[error("cannot {action} {}: {reason}{}", path.display(), hint(*kind))]
+    #[error("cannot {action} {}: {reason}{}", shown(path, *kind), hint(*kind))]
     Io { action: &'static str, path: PathBuf, kind: io::ErrorKind, reason: String },
 
     #[error("{0}")]
@@ -288,8 +288,11 @@ impl StoreError {
         }
     }
 
-    /// An I/O error, with a hint for common causes.
+    /// An I/O error, with a hint for common causes. The path of a full disk is only logged.
     pub fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
+        if is_full(error.kind()) {
+            tracing::error!(action, path = %path.display(), %error, "the disk is full");
+        }
         StoreError::Io {
             action,
             path: path.to_owned(),
@@ -313,6 +316,17 @@ impl From<ConvertError> for StoreError {
             error => StoreError::Convert(error),
         }
     }
+}
+
+/// Whether an error says that a disk is full.
+fn is_full(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// The path in a message. Clients of a server get the message of a full disk, and its paths are not
+/// theirs.
+fn shown(path: &Path, kind: io::ErrorKind) -> String {
+    if is_full(kind) { "a file of the store".to_owned() } else { path.display().to_string() }
 }
 
 /// Advice for common I/O errors.

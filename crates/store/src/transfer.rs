@@ -6,12 +6,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::digest::Digest;
-use crate::entry::Entry;
+use crate::entry::{Entry, StoreLocation};
 use crate::error::StoreError;
 use crate::files::{self, TempFile, is_locked, sync_dir};
 use crate::lock_holder::LockHolder;
 use crate::manifest::Layer;
 use crate::name::ModelName;
+use crate::name_files::NameFile;
 use crate::store::Store;
 
 /// Suffix of files with the hash state of a partial blob.
@@ -349,6 +350,28 @@ impl Store {
     /// The store cannot be read.
     pub fn stored_spelling(&self, name: &ModelName) -> Result<ModelName, StoreError> {
         self.spelling(name)
+    }
+
+    /// The files that hold the manifests of a model in the own folder, with their sizes in bytes:
+    /// the files of its name, and the blobs that are its manifest or manifests of its children.
+    /// Only blobs have a digest, because models may share them.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn manifest_files(&self, entry: &Entry) -> Result<Vec<(Option<Digest>, u64)>, StoreError> {
+        if entry.location != StoreLocation::Own {
+            return Ok(Vec::new());
+        }
+        let size = |path: &Path| fs::symlink_metadata(path).map(|meta| meta.len()).ok();
+        let names = NameFile::all_of(self.root(), &entry.name)?;
+        let mut files: Vec<_> =
+            names.iter().filter_map(|file| Some((None, size(&file.path)?))).collect();
+        let children = entry.list.iter().flat_map(|list| &list.children);
+        let references = children.filter(|stored| stored.child.inline.is_none());
+        let blobs = references.map(|stored| stored.child.digest).chain([entry.digest]);
+        files
+            .extend(blobs.filter_map(|blob| Some((Some(blob), size(&self.own_blob_path(&blob))?))));
+        Ok(files)
     }
 
     /// The tags of the models with this host, namespace and model name, in all folders. The name's

@@ -6,8 +6,6 @@
 //! is an API key, which is also valid as a bearer token itself. A token names its key and its
 //! expiry. The permissions of the key are looked up on each use.
 
-use std::collections::HashMap;
-use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::header;
@@ -20,13 +18,11 @@ use ring::hmac;
 use ring::rand::SystemRandom;
 use ring::signature::{ED25519, UnparsedPublicKey};
 
+use super::nonces::Nonces;
 use super::permissions::{Keys, Permission, Principal, RequestPermit};
-use crate::error::{
-    AuthenticationError, Denial, InternalError, LimitReached, MirrorError, SignatureProblem,
-};
+use crate::error::{AuthenticationError, Denial, InternalError, MirrorError, SignatureProblem};
 use crate::http::base_url::{self, HostNames, LocalRequest, header_text};
 use crate::http::target::{Target, query_value};
-use crate::locks::lock;
 use crate::settings::Settings;
 use crate::types::repository::Repository;
 
@@ -36,10 +32,8 @@ pub(crate) const TOKEN_LIFETIME: Duration = Duration::from_secs(5 * 60);
 const BLOB_URL_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// Largest accepted difference between the clocks of client and server, in seconds.
 const MAX_CLOCK_SKEW_SECONDS: u64 = 5 * 60;
-/// Largest number of nonces that are remembered against replay.
-const MAX_NONCES: usize = 20_000;
-/// Largest length of a nonce in bytes.
-const MAX_NONCE_BYTES: usize = 128;
+/// How long a nonce is remembered against replay.
+const NONCE_LIFETIME: Duration = Duration::from_secs(2 * MAX_CLOCK_SKEW_SECONDS);
 
 /// Checks the credentials of requests.
 pub(crate) struct Authenticator {
@@ -54,7 +48,7 @@ pub(crate) struct Authenticator {
     secret: hmac::Key,
     /// Origin of the expiry times in tokens, so that a change of the system clock does not matter.
     started_at: Instant,
-    nonces: Mutex<HashMap<String, Instant>>,
+    nonces: Nonces,
 }
 
 impl Authenticator {
@@ -63,7 +57,7 @@ impl Authenticator {
         let secret = secret.map_err(|_| InternalError::NoRandomNumbers)?;
         let Settings { anonymous, push, .. } = *settings;
         let (host_names, started_at, nonces) =
-            (HostNames::new(settings.names.clone()), Instant::now(), Mutex::default());
+            (HostNames::new(settings.names.clone()), Instant::now(), Nonces::default());
         Ok(Self { keys, anonymous, push, host_names, secret, started_at, nonces })
     }
 
@@ -157,27 +151,42 @@ impl Authenticator {
         )
     }
 
-    /// Issues a token for the principal of a request.
-    pub(crate) fn token(&self, head: &Parts) -> Result<String, MirrorError> {
+    /// Issues a token for the principal of a request. The request counts to the limits of the key
+    /// until the permit is dropped.
+    pub(crate) fn token(
+        &self,
+        head: &Parts,
+    ) -> Result<(String, Option<RequestPermit>), MirrorError> {
         let signed =
             header_text(&head.headers, header::AUTHORIZATION).and_then(|text| text.split_once(':'));
-        let principal = match signed.filter(|(key, _)| !key.contains(' ')) {
+        let signed = signed.filter(|(key, _)| !key.contains(' '));
+        let principal = match signed {
             Some((key, signature)) => self.verify_signature(head, key, signature)?,
             None => self.authenticate(head),
         };
-        match principal {
-            Some(principal) => Ok(self.sign_token(&principal.name, TOKEN_LIFETIME)),
+        let Some(Principal { name, .. }) = principal else {
             // A token for the empty name grants what an anonymous request may do.
-            None if !head.headers.contains_key(header::AUTHORIZATION)
-                && (self.anonymous || !self.keys.has_keys()) =>
+            return match !head.headers.contains_key(header::AUTHORIZATION)
+                && (self.anonymous || !self.keys.has_keys())
             {
-                Ok(self.sign_token("", TOKEN_LIFETIME))
-            }
-            None => Err(AuthenticationError::UnknownKey.into()),
+                true => Ok((self.sign_token("", TOKEN_LIFETIME), None)),
+                false => Err(AuthenticationError::UnknownKey.into()),
+            };
+        };
+        // A replayed request does not count to the key, and a rejected one uses up no nonce.
+        let nonce = query_value(head.uri.query(), "nonce").unwrap_or_default();
+        if signed.is_some() {
+            self.nonces.check(&name, &nonce)?;
         }
+        let permit = self.keys.begin_request(&name, None).map_err(MirrorError::RateLimited)?;
+        if signed.is_some() {
+            self.nonces.record(&name, &nonce, NONCE_LIFETIME)?;
+        }
+        Ok((self.sign_token(&name, TOKEN_LIFETIME), permit))
     }
 
-    /// Verifies the signature of a token request. Returns the principal of the signing key.
+    /// Verifies the signature of a token request. Returns the principal of the signing key. The
+    /// caller checks the nonce, which is remembered for known keys only.
     fn verify_signature(
         &self,
         head: &Parts,
@@ -207,11 +216,7 @@ impl Authenticator {
         if ts.abs_diff(unix_seconds()) > MAX_CLOCK_SKEW_SECONDS {
             return Err(invalid(SignatureProblem::ClockSkew));
         }
-        // Nonces of unknown keys are not remembered, because strangers could fill the memory with
-        // them.
-        let Some(principal) = self.keys.by_public(&public) else { return Ok(None) };
-        self.record_nonce(&parameter("nonce"), Duration::from_secs(2 * MAX_CLOCK_SKEW_SECONDS))?;
-        Ok(Some(principal))
+        Ok(self.keys.by_public(&public))
     }
 
     /// Whether `scheme://host` is one of the configured addresses of this registry; true if none is
@@ -224,28 +229,6 @@ impl Authenticator {
     /// Whether a `Host` header is one of the configured host names. The scheme is unknown here.
     pub(crate) fn is_host_name(&self, host: &str) -> bool {
         self.host_names.contains(None, host)
-    }
-
-    /// Rejects a signed request whose nonce was used before. Nonces are remembered until their
-    /// timestamp is too old.
-    fn record_nonce(&self, nonce: &str, remembered: Duration) -> Result<(), MirrorError> {
-        let invalid = |problem| Err(AuthenticationError::Signature(problem).into());
-        match nonce.len() {
-            0 => return invalid(SignatureProblem::NoNonce),
-            1..=MAX_NONCE_BYTES => {}
-            _ => return invalid(SignatureProblem::LongNonce { most: MAX_NONCE_BYTES }),
-        }
-        let mut nonces = lock(&self.nonces);
-        nonces.retain(|_, at| at.elapsed() < remembered);
-        if nonces.contains_key(nonce) {
-            return invalid(SignatureProblem::Reused);
-        }
-        if nonces.len() >= MAX_NONCES {
-            let minutes = remembered.as_secs() / 60;
-            return Err(LimitReached::SignedRequests { most: MAX_NONCES, minutes }.into());
-        }
-        nonces.insert(nonce.to_owned(), Instant::now());
-        Ok(())
     }
 
     /// Counts a request to the key of its principal, or to the key that a signed blob URL was
@@ -422,7 +405,7 @@ mod tests {
             "TEAM-b/m",
         )
         .unwrap();
-        let token = authenticator.token(&head("/v2/token", "Bearer writer-secret")).unwrap();
+        let token = authenticator.token(&head("/v2/token", "Bearer writer-secret")).unwrap().0;
         authorize(&format!("Bearer {token}"), Permission::Write, "team-a/m").unwrap();
         assert_eq!(
             authorize(&format!("Bearer {token}x"), Permission::Read, "team-a/m").unwrap_err(),
@@ -430,7 +413,8 @@ mod tests {
         );
         let others = super::tests::authenticator()
             .token(&head("/v2/token", "Bearer writer-secret"))
-            .unwrap();
+            .unwrap()
+            .0;
         assert_eq!(
             authorize(&format!("Bearer {others}"), Permission::Read, "team-a/m").unwrap_err(),
             401
@@ -447,7 +431,7 @@ mod tests {
             if host {
                 head.headers.insert("host", "other.example".parse().unwrap());
             }
-            authenticator().token(&head).unwrap_err().to_string()
+            authenticator().token(&head).map(|token| token.0).unwrap_err().to_string()
         };
         assert!(invalid(path, false).contains("set the clocks"), "{}", invalid(path, false));
         assert!(invalid(path, true).contains("does not match https://other.example/v2/token"));
@@ -468,31 +452,10 @@ mod tests {
     fn a_signed_request_cannot_be_replayed() {
         let authenticator = authenticator();
         let head = signed();
-        let token = authenticator.token(&head).unwrap();
+        let token = authenticator.token(&head).unwrap().0;
         assert_eq!(authenticator.verify_token(&token).as_deref(), Some("reader"));
-        assert!(authenticator.token(&head).unwrap_err().to_string().contains("was used before"));
-    }
-
-    #[test]
-    fn signed_requests_beyond_the_nonce_limit_get_429() {
-        let authenticator = authenticator();
-        let hour = Duration::from_secs(60 * 60);
-        for n in 0..MAX_NONCES {
-            authenticator.record_nonce(&n.to_string(), hour).unwrap();
-        }
-        let full = authenticator.record_nonce("new", hour).unwrap_err();
-        assert_eq!(full.code(), (429, "TOOMANYREQUESTS"), "{full}");
-        // A nonce that was used is still rejected.
-        let again = authenticator.record_nonce("7", hour).unwrap_err();
+        let again = authenticator.token(&head).map(|token| token.0).unwrap_err();
         assert!(again.to_string().contains("was used before"), "{again}");
-        // Expired nonces free their places.
-        authenticator.record_nonce("new", Duration::ZERO).unwrap();
-        for (nonce, why) in
-            [(String::new(), "has no nonce"), ("x".repeat(129), "longer than 128 bytes")]
-        {
-            let invalid = authenticator.record_nonce(&nonce, hour).unwrap_err();
-            assert!(invalid.to_string().contains(why), "{invalid}");
-        }
     }
 
     #[test]
@@ -504,7 +467,7 @@ mod tests {
         let token = |host_names: &[&str]| {
             let authenticator =
                 Authenticator::new(Box::new(TestKeys), &settings(host_names)).unwrap();
-            authenticator.token(&signed()).map_err(|error| error.to_string())
+            authenticator.token(&signed()).map(|token| token.0).map_err(|error| error.to_string())
         };
         for ours in [&[][..], &["registry.example"], &["other.lan:5000", "Registry.Example:443"]] {
             token(ours).unwrap();

@@ -16,6 +16,7 @@ use puna_store::{Digest, ModelName, StoreError};
 use crate::auth::permissions::RateLimit;
 use crate::types::manifest_error::{ManifestError, ManifestProblem};
 use crate::types::name_error::NameError;
+use crate::types::quota_unit::QuotaUnit;
 use crate::types::repository::Repository;
 
 pub use internal::InternalError;
@@ -63,9 +64,9 @@ pub enum MirrorError {
     #[error(transparent)]
     Denied(#[from] Denial),
     #[error(
-        "quota of namespace {namespace} exceeded: {used} of {quota} bytes used, {asked} more needed; remove models, or have the quota raised"
+        "quota of namespace {namespace} exceeded: {used} of {quota} {unit} used, {asked} more needed; remove models, or have the quota raised"
     )]
-    Quota { namespace: String, quota: u64, used: u64, asked: u64 },
+    Quota { namespace: String, unit: QuotaUnit, quota: u64, used: u64, asked: u64 },
     #[error("If-Match does not match: the current ETag is {}", quoted(.current))]
     PreconditionFailed { current: Option<Digest> },
     #[error(transparent)]

@@ -188,6 +188,11 @@ fn errors_of_requests_keep_their_messages() {
 #[test]
 fn errors_of_manifests_keep_their_messages() {
     let invalid = (400, "MANIFEST_INVALID");
+    check(
+        ManifestProblem::TwoSizes { digest: digest(), size: 7, other: 5 },
+        invalid,
+        "not a manifest: it declares 7 bytes for {D}, and elsewhere 5",
+    );
     check(ManifestProblem::NotAnObject, invalid, "not a manifest: it is not a JSON object");
     check(
         ManifestProblem::Child { number: 2, error: Box::new(ManifestProblem::Empty.into()) },
@@ -265,6 +270,14 @@ fn internal_errors_are_not_shown_to_clients() {
     );
     let public = MirrorError::from(secret).public_message();
     assert_eq!(public, "internal error of this registry: its log has the reason");
+    let path = std::path::Path::new("/home/me/models");
+    for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {
+        let full = MirrorError::from(StoreError::io("write", path, &kind.into()));
+        assert_eq!(full.code(), (507, "DENIED"));
+        for message in [full.public_message(), full.to_string()] {
+            assert!(!message.contains("/home/me"), "{message}");
+        }
+    }
     check(
         MirrorError::StorageFailed {
             location: "s3://b".into(),

@@ -87,7 +87,9 @@ impl Mirror {
             return Err(MirrorError::BlobUnknown(digest));
         }
         check_if_match(&head.headers, Some(digest))?;
-        match self.storage().blobs.remove_blob(digest).await? {
+        let removed = self.storage().blobs.remove_blob(digest).await?;
+        self.namespace_index().record_change();
+        match removed {
             true => Ok(empty_response(StatusCode::ACCEPTED)),
             false => Err(MirrorError::BlobUnknown(digest)),
         }

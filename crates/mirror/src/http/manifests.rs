@@ -122,9 +122,13 @@ impl Mirror {
         self.check_precondition(&name, &reference, head).await?;
         // Held until the manifest is stored. Otherwise two concurrent pushes could each use the
         // same remaining quota.
-        let _quota_guard = self.namespace_index().check_manifest_quota(&name, &manifest).await?;
+        let index = self.namespace_index();
+        let _quota_guard = index.check_manifest_quota(&name, &reference, &manifest).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
-        let replaced = self.storage().manifests.put_manifest(&name, &reference, manifest).await?;
+        let stored = self.storage().manifests.put_manifest(&name, &reference, manifest).await;
+        // A failed push may have written some of its objects.
+        index.record_change();
+        let replaced = stored?;
         let notes = self.storage().inventory.usage_notes();
         self.usage_log()
             .record_arrival_after_sync(
@@ -136,7 +140,6 @@ impl Mirror {
                 replaced.as_ref(),
             )
             .await;
-        self.namespace_index().record_change();
         let mut response = empty_response(StatusCode::CREATED);
         let headers = response.headers_mut();
         headers.insert(header::LOCATION, header_value(&format!("/v2/{name}/manifests/{digest}")));

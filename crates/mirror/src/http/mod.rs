@@ -22,7 +22,9 @@ use http_body_util::BodyExt;
 use puna_store::{Digest, ModelName};
 use serde_json::json;
 
-use crate::auth::{Authenticator, Keys, Permission, Principal, RequestPermit, TOKEN_LIFETIME};
+use crate::auth::{
+    Authenticator, ClientId, Keys, Permission, Principal, RequestPermit, TOKEN_LIFETIME,
+};
 use crate::error::MirrorError;
 use crate::http::base_url::{LocalRequest, header_text};
 use crate::http::target::{Target, WEB_UI_PATH, query_value, unescaped};
@@ -313,7 +315,8 @@ impl Mirror {
             admitted => admitted?,
         };
         let permit = self.authenticator().begin_request(head, principal.as_ref(), &target)?;
-        let answer = self.handle(target, head, body, principal.as_ref()).await?;
+        let client = self.client_id(head, principal.as_ref(), &target);
+        let answer = client.scope(self.handle(target, head, body, principal.as_ref())).await?;
         Ok(match permit {
             Some(permit) => hold_permit(answer, permit),
             None => answer,
@@ -377,13 +380,28 @@ impl Mirror {
         self.authenticator().authorize(head, permission, target.repository(), blob)
     }
 
+    /// Returns the client that the shares of limited tables belong to.
+    fn client_id(&self, head: &Parts, principal: Option<&Principal>, target: &Target) -> ClientId {
+        match self.authenticator().accountable_key(head, principal, target) {
+            Some(name) => ClientId::of_key(&name),
+            None => {
+                let address = head.extensions.get::<ClientAddress>();
+                ClientId::of_address(address.map_or("", |address| &address.0))
+            }
+        }
+    }
+
     fn token(&self, head: &Parts) -> HandlerResult {
-        let token = self.authenticator().token(head)?;
+        let (token, permit) = self.authenticator().token(head)?;
         let seconds = TOKEN_LIFETIME.as_secs();
-        Ok(json_response(
+        let answer = json_response(
             StatusCode::OK,
             &json!({"token": token, "access_token": token, "expires_in": seconds}),
-        ))
+        );
+        Ok(match permit {
+            Some(permit) => hold_permit(answer, permit),
+            None => answer,
+        })
     }
 }
 

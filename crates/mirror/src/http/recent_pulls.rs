@@ -1,7 +1,6 @@
 //! The most recent pulls, and the address of a client.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -20,20 +19,6 @@ const MAX_CLIENT_CHARS: usize = 80;
 /// Address of the client of a connection. The server adds it to the request extensions.
 #[derive(Debug, Clone)]
 pub struct ClientAddress(pub String);
-
-impl ClientAddress {
-    /// Network of the client for limits: the /64 prefix of an IPv6 address, since each client has
-    /// as many addresses in it as it likes, else the address.
-    pub(crate) fn network(&self) -> String {
-        match self.0.parse() {
-            Ok(IpAddr::V6(ip)) if ip.to_ipv4_mapped().is_none() => {
-                let net = Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX));
-                format!("{net}/64")
-            }
-            _ => self.0.clone(),
-        }
-    }
-}
 
 /// The most recent pulls, newest first.
 #[derive(Default)]

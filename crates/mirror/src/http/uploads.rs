@@ -9,8 +9,8 @@ use axum::response::Response;
 use futures_util::{StreamExt, stream};
 use puna_store::Digest;
 
-use super::{CONTENT_DIGEST, ClientAddress, HandlerResult, Mirror, empty_response, header_value};
-use crate::auth::Principal;
+use super::{CONTENT_DIGEST, HandlerResult, Mirror, empty_response, header_value};
+use crate::auth::{ClientId, Principal};
 use crate::error::{MirrorError, UploadProblem};
 use crate::http::base_url::{self, header_text};
 use crate::http::target::query_value;
@@ -48,7 +48,8 @@ impl Mirror {
         if let Some(pull_through) = &self.0.pull_through {
             pull_through.check_not_mirrored(&name)?;
         }
-        let id = self.storage().uploads.begin(&name, &upload_owner(head, principal)).await?;
+        let owner = ClientId::current();
+        let id = self.namespace_index().begin_upload(&name, owner.as_str()).await?;
         if let Some(digest) = whole.filter(|_| existence_check.is_none()) {
             return self.finish_with_body(name, id, digest, head, body).await;
         }
@@ -153,17 +154,6 @@ impl Mirror {
         let mut response = empty_response(StatusCode::NO_CONTENT);
         response.headers_mut().remove(header::CONTENT_LENGTH);
         Ok(response)
-    }
-}
-
-/// Owner of an upload for limits: the key, or the client address without one.
-fn upload_owner(head: &Parts, principal: Option<&Principal>) -> String {
-    match principal {
-        Some(principal) => format!("key {}", principal.name),
-        None => format!(
-            "at {}",
-            head.extensions.get::<ClientAddress>().map_or_else(String::new, ClientAddress::network)
-        ),
     }
 }
 

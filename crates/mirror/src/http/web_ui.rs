@@ -122,14 +122,16 @@ fn manifest_table(entries: &[&TagEntry], usage_log: &UsageLog) -> String {
 
 fn quota_table(uses: &[QuotaUsage]) -> String {
     let row = |of: &QuotaUsage| {
-        let (name, share) = (escape_html(&of.namespace), percent(of.used, of.quota));
+        let (name, share) = (escape_html(&of.namespace), percent(of.used.bytes, of.limit.bytes));
         format!(
-            "<tr><td>{name}<td>{} of {}<td>{share} %",
-            format_bytes(of.used),
-            format_bytes(of.quota)
+            "<tr><td>{name}<td>{} of {}<td>{share} %<td>{} of {}",
+            format_bytes(of.used.bytes),
+            format_bytes(of.limit.bytes),
+            of.used.objects,
+            of.limit.objects
         )
     };
-    table("Quotas", "<th>Namespace<th>Used<th>", uses.iter().map(row).collect())
+    table("Quotas", "<th>Namespace<th>Used<th><th>Objects", uses.iter().map(row).collect())
 }
 
 fn pull_table(pulls: &[Pull]) -> String {

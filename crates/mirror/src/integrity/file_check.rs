@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use puna_store::{Digest, FileFingerprint, Hasher};
 use tokio::sync::watch;
 
+use crate::auth::ClientId;
 use crate::storage::fs::registry_dir::RegistryDir;
 
 /// Bytes of one read.
@@ -50,6 +51,8 @@ pub(crate) enum CheckOutcome {
 /// A check in progress.
 pub(crate) struct FileCheck {
     pub(crate) blob_file: BlobFile,
+    /// Client that reads the blob.
+    pub(super) client: ClientId,
     /// File as the reading client has it open. Its content stays the same if the blob is removed or
     /// replaced.
     file: Weak<File>,
@@ -62,10 +65,11 @@ pub(crate) struct FileCheck {
 }
 
 impl FileCheck {
-    pub(crate) fn new(blob_file: BlobFile, file: &Arc<File>) -> Self {
+    pub(crate) fn new(blob_file: BlobFile, file: &Arc<File>, client: ClientId) -> Self {
         let (sender, _) = watch::channel(None);
         Self {
             blob_file,
+            client,
             file: Arc::downgrade(file),
             hasher: Hasher::default(),
             at: 0,

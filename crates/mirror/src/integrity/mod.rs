@@ -8,12 +8,13 @@
 //! until the file is written to or the process ends. It is not stored, because an earlier result
 //! says nothing about what the disk returns now.
 //!
-//! Small blobs are checked before their first byte is served. Background threads check large ones,
-//! a slice of each in turn.
+//! Small blobs are checked before their first byte is served. Background threads check large ones:
+//! a slice for each client in turn, and of each of its blobs in turn.
 
+mod check_queue;
 mod file_check;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,9 +24,11 @@ use std::time::{Duration, Instant};
 
 use puna_store::{FileFingerprint, same_file, sync_dir, touch};
 
+use crate::auth::ClientId;
 use crate::error::MirrorError;
 use crate::locks::lock;
 use crate::storage::fs::registry_dir::{self, RegistryDir, none_if_absent};
+use check_queue::CheckQueue;
 pub(crate) use file_check::{BlobFile, PendingCheck};
 use file_check::{CheckOutcome, FileCheck, ReadAt, read_some_at};
 
@@ -79,8 +82,8 @@ struct Inner {
 struct CheckState {
     /// Results by digest and file, without file times.
     records: HashMap<BlobFile, CheckRecord>,
-    /// Checks in progress, except those that a thread works on.
-    queue: VecDeque<FileCheck>,
+    /// Checks in progress, except the ones that a thread works on.
+    queue: CheckQueue,
     threads: usize,
 }
 
@@ -174,7 +177,7 @@ impl IntegrityChecker {
                 return;
             }
         }
-        let mut check = FileCheck::new(blob_file, file);
+        let mut check = FileCheck::new(blob_file, file, ClientId::current());
         loop {
             if let Some(outcome) = check.step(&self.0.registry, &*self.0.read, u64::MAX) {
                 return self.finish(&check, outcome);
@@ -194,7 +197,11 @@ impl IntegrityChecker {
             return None;
         }
         match state.records.get(&blob_file.key()).map(|record| &record.verdict) {
-            Some(Verdict::Pending(pending)) => return Some(pending.clone()),
+            Some(Verdict::Pending(pending)) => {
+                let pending = pending.clone();
+                state.queue.move_to_client(&blob_file, &ClientId::current());
+                return Some(pending);
+            }
             Some(Verdict::Damaged) if state.is_damaged(&blob_file) => {
                 return Some(PendingCheck::finished(CheckOutcome::Damaged(
                     "an earlier check found the damage".into(),
@@ -202,11 +209,11 @@ impl IntegrityChecker {
             }
             _ => {}
         }
-        let check = FileCheck::new(blob_file, file);
+        let check = FileCheck::new(blob_file, file, ClientId::current());
         let pending = check.pending();
         state.evict_if_full();
         state.set_verdict(&blob_file, Verdict::Pending(pending.clone()));
-        state.queue.push_back(check);
+        state.queue.push(check);
         if state.threads < self.0.settings.threads {
             let checks = self.clone();
             let begun =
@@ -217,7 +224,7 @@ impl IntegrityChecker {
                     tracing::warn!(%error, "cannot start a thread that verifies blobs");
                     if state.threads == 0 {
                         // Dropping the check wakes those that wait for it.
-                        state.queue.pop_back();
+                        state.queue.remove(&blob_file);
                         state.records.remove(&blob_file.key());
                     }
                 }
@@ -236,20 +243,20 @@ impl IntegrityChecker {
         self.start_check(blob_file, file);
     }
 
-    /// Runs queued checks, a slice of each in turn.
+    /// Runs queued checks, a slice for each client in turn.
     fn work(&self) {
         lower_thread_priority();
         loop {
             let mut check = {
                 let mut state = lock(&self.0.state);
-                let Some(check) = state.queue.pop_front() else {
+                let Some(check) = state.queue.pop() else {
                     state.threads -= 1;
                     return;
                 };
                 check
             };
             match check.step(&self.0.registry, &*self.0.read, self.0.settings.slice_bytes) {
-                None => lock(&self.0.state).queue.push_back(check),
+                None => lock(&self.0.state).queue.push(check),
                 Some(outcome) => self.finish(&check, outcome),
             }
         }

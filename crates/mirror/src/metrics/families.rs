@@ -53,6 +53,8 @@ pub static METRIC_FAMILIES: &[&MetricFamily] = &[
     &MANIFESTS,
     &QUOTA_USED_BYTES,
     &QUOTA_BYTES,
+    &QUOTA_USED_OBJECTS,
+    &QUOTA_OBJECTS,
 ];
 
 pub(crate) static REQUESTS: MetricFamily = MetricFamily {
@@ -158,4 +160,18 @@ pub(crate) static QUOTA_BYTES: MetricFamily = MetricFamily {
     kind: MetricKind::Gauge,
     labels: &["namespace"],
     help: "Quotas of namespaces in bytes.",
+};
+
+pub(crate) static QUOTA_USED_OBJECTS: MetricFamily = MetricFamily {
+    name: "puna_mirror_quota_used_objects",
+    kind: MetricKind::Gauge,
+    labels: &["namespace"],
+    help: "Objects (blobs, manifests, tags and other files) of namespaces with a quota.",
+};
+
+pub(crate) static QUOTA_OBJECTS: MetricFamily = MetricFamily {
+    name: "puna_mirror_quota_objects",
+    kind: MetricKind::Gauge,
+    labels: &["namespace"],
+    help: "Largest number of objects of namespaces with a quota.",
 };

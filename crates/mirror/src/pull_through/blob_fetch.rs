@@ -41,7 +41,8 @@ impl Inner {
     ) -> Result<Option<Manifest>, MirrorError> {
         // Models of Ollama need not state their media type; other formats do.
         let manifest = Manifest::parse(found.bytes().clone(), Some(puna_store::media::MANIFEST))
-            .or_else(|_| Manifest::parse(found.bytes().clone(), None));
+            .or_else(|_| Manifest::parse(found.bytes().clone(), None))
+            .and_then(Manifest::with_checked_sizes);
         let manifest = match manifest {
             Ok(manifest) => manifest,
             Err(error) => {

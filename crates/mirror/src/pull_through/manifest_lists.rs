@@ -165,6 +165,7 @@ impl Inner {
         };
         let child = Manifest::parse(bytes.clone(), Some(media::MANIFEST))
             .or_else(|_| Manifest::parse(bytes, None))
+            .and_then(Manifest::with_checked_sizes)
             .map_err(|error| wrong(ChildProblem::Manifest(error)))?;
         if child.digest != *digest {
             return Err(wrong(ChildProblem::Digest(child.digest)));

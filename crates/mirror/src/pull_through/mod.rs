@@ -3,6 +3,7 @@
 
 mod blob_fetch;
 mod declared_sizes;
+mod fetch_slots;
 mod file_assembly;
 mod in_flight;
 mod in_flight_blob;
@@ -36,6 +37,7 @@ use crate::storage::{
 };
 use crate::types::manifest::{Descriptor, Manifest};
 use crate::types::repository::{Reference, Repository};
+use crate::types::storage_usage::NamespaceUsages;
 use crate::types::stored_object::{ConditionalRemoval, Owner, StoredObject, TagEntry};
 use declared_sizes::DeclaredSizes;
 use in_flight::InFlightModel;
@@ -413,6 +415,10 @@ impl ObjectInventory for PullThrough {
             objects.extend(in_flight.filter(|object| scope.contains(&object.name)));
             Ok(objects)
         })
+    }
+
+    fn metadata_usage(&self, scope: InventoryScope) -> StorageFuture<'_, NamespaceUsages> {
+        self.0.storage.inventory.metadata_usage(scope)
     }
 
     fn collect_garbage(&self) -> StorageFuture<'_, ()> {

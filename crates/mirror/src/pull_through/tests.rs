@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::auth::ClientId;
 use crate::storage::{FileStorage, S3Storage};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -457,4 +458,26 @@ async fn missing_tags_do_not_evict_models_in_flight() {
     assert!(second.await.unwrap().unwrap().is_some());
     server.wait_until_idle().await;
     assert_eq!((request_count(), server.through.fetch_stats().await.misses), (before, 2));
+}
+
+#[tokio::test]
+async fn a_client_cannot_take_the_fetch_slots_of_others() {
+    let upstream = Upstream::new().await;
+    for name in ["library/m", "library/n"] {
+        upstream.model(name, name.as_bytes());
+    }
+    let two = Upstreams { fetch_parallel: Some(2), ..Upstreams::default() };
+    let server = TestMirror::new(&upstream, HOUR, two);
+    let ask = async |client: &str, name: &str| {
+        ClientId::of_key(client).scope(server.ask(name, "latest", Requester::Trusted)).await
+    };
+    upstream.set_open(false);
+    assert!(ask("a", "library/m").await.unwrap().is_some());
+    for _ in 0..2 {
+        let refused = ask("a", "library/n").await.unwrap_err();
+        assert_eq!(refused.code(), (429, "TOOMANYREQUESTS"));
+    }
+    assert!(ask("b", "library/n").await.unwrap().is_some());
+    upstream.set_open(true);
+    server.wait_until_idle().await;
 }

@@ -1,12 +1,12 @@
 //! Configuration of upstreams, and limits on fetches.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use puna_store::{DEFAULT_HOST, ModelName};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::fetch_slots::{FetchSlot, FetchSlots};
+use crate::auth::ClientId;
 use crate::error::{Denial, LimitReached, MirrorError};
 use crate::types::name_pattern::{matches_pattern, repository_matches};
 use crate::types::repository::Repository;
@@ -58,21 +58,19 @@ impl Upstreams {
 /// Applies the limits on fetches.
 pub(super) struct FetchGate {
     limit: Option<u64>,
-    permits: Option<Arc<Semaphore>>,
+    slots: Option<FetchSlots>,
     refused: AtomicU64,
 }
 
 /// Held during a fetch.
 pub(super) struct FetchPermit {
-    _held: Option<OwnedSemaphorePermit>,
+    _slot: Option<FetchSlot>,
 }
 
 impl FetchGate {
     pub(super) fn new(upstreams: &Upstreams) -> Self {
-        let permits = upstreams
-            .fetch_parallel
-            .map(|n| Arc::new(Semaphore::new(n.min(Semaphore::MAX_PERMITS))));
-        Self { limit: upstreams.fetch_limit, permits, refused: AtomicU64::new(0) }
+        let slots = upstreams.fetch_parallel.map(FetchSlots::new);
+        Self { limit: upstreams.fetch_limit, slots, refused: AtomicU64::new(0) }
     }
 
     /// Number of requests that a limit rejected.
@@ -96,19 +94,26 @@ impl FetchGate {
         self.count_refusal(Denial::FetchTooLarge { model, bytes, limit })
     }
 
-    /// Starts a fetch; `None` if the limit of concurrent fetches is reached.
+    /// Starts a fetch for the client of the request; `None` if a limit of concurrent fetches is
+    /// reached.
     pub(super) fn try_begin(&self) -> Option<FetchPermit> {
-        let held = self.permits.as_ref().map(|permits| permits.clone().try_acquire_owned());
-        Some(FetchPermit { _held: held.transpose().ok()? })
+        let Some(slots) = &self.slots else { return Some(FetchPermit { _slot: None }) };
+        let slot = slots.try_take(&ClientId::current(), Instant::now())?;
+        Some(FetchPermit { _slot: Some(slot) })
     }
 
-    /// Whether no fetch can start now.
+    /// Whether no fetch can start now for the client of the request.
     pub(super) fn is_full(&self) -> bool {
-        self.permits.as_ref().is_some_and(|permits| permits.available_permits() == 0)
+        let slots = self.slots.as_ref();
+        slots.is_some_and(|slots| slots.is_full(&ClientId::current(), Instant::now()))
     }
 
-    /// Error while the limit of concurrent fetches is reached.
+    /// Error while the limit of concurrent fetches is reached. The client gets a later slot before
+    /// others.
     pub(super) fn limit_error(&self, model: &ModelName) -> MirrorError {
+        if let Some(slots) = &self.slots {
+            slots.record_refusal(&ClientId::current(), Instant::now());
+        }
         self.count_refusal(LimitReached::Fetches(Box::new(model.clone())))
     }
 

@@ -14,18 +14,17 @@ use puna_store::Digest;
 
 use crate::auth::{Permission, Principal};
 use crate::error::MirrorError;
-use crate::locks::{KeyGuard, lock};
+use crate::locks::lock;
 use crate::metrics::{Metric, families};
 use crate::pull_through::PullThrough;
-use crate::quota::reservation::{QuotaReservations, UploadReservation};
-use crate::quota::{Quota, check_quota};
+use crate::quota::Quota;
+use crate::quota::namespace_usage::NamespaceContent;
+use crate::quota::reservation::QuotaReservations;
 use crate::storage::{InventoryScope, Storage};
-use crate::types::manifest::Manifest;
-use crate::types::manifest_error::ManifestProblem;
 use crate::types::name_pattern::matches_pattern;
 use crate::types::repository::Repository;
+use crate::types::storage_usage::{NamespaceUsages, StorageUsage, StoredUpload, add_usage};
 use crate::types::stored_object::{StoredObject, TagEntry};
-use crate::types::upload_id::UploadId;
 
 /// Largest age of a cached scan for metrics.
 const METRICS_MAX_AGE: Duration = Duration::from_secs(10);
@@ -35,15 +34,15 @@ const QUOTA_MAX_AGE: Duration = Duration::from_millis(500);
 const WEB_UI_MAX_AGE: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 3 });
 /// How long a key may read more of a blob without a new check.
 const VISIBILITY_CACHE_TIME: Duration = Duration::from_secs(60);
-/// Largest number of remembered visible blobs.
-const MAX_VISIBLE_BLOBS: usize = 100_000;
+/// Largest number of remembered visible blobs of one key.
+const MAX_VISIBLE_BLOBS: usize = if cfg!(test) { 10 } else { 10_000 };
 
-/// Usage of a namespace that has a quota, in bytes.
+/// Usage of a namespace that has a quota.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QuotaUsage {
     pub(crate) namespace: String,
-    pub(crate) used: u64,
-    pub(crate) quota: u64,
+    pub(crate) used: StorageUsage,
+    pub(crate) limit: StorageUsage,
 }
 
 /// Cached result of a slow scan. Concurrent callers wait for one scan and share its result.
@@ -127,10 +126,12 @@ pub(crate) struct NamespaceIndex {
     change_count: AtomicU64,
     stored_objects: CachedScan<StoredObjectIndex>,
     /// Scans of namespaces that have a quota, so that a quota check does not read all namespaces.
-    namespaces: Mutex<HashMap<String, Arc<CachedScan<Vec<StoredObject>>>>>,
+    namespaces: Mutex<HashMap<String, Arc<CachedScan<NamespaceContent>>>>,
+    /// Usage of all namespaces by objects other than blobs, for metrics.
+    metadata: CachedScan<NamespaceUsages>,
     tag_entries: CachedScan<Vec<TagEntry>>,
-    /// Blobs that a key may read, and when that was found.
-    visible: Mutex<HashMap<(String, Digest), Instant>>,
+    /// Blobs that each key may read, and when that was found.
+    visible: Mutex<HashMap<String, HashMap<Digest, Instant>>>,
     pub(crate) reservations: Arc<QuotaReservations>,
 }
 
@@ -145,6 +146,7 @@ impl NamespaceIndex {
             change_count: AtomicU64::default(),
             stored_objects: CachedScan::default(),
             namespaces: Mutex::default(),
+            metadata: CachedScan::default(),
             tag_entries: CachedScan::default(),
             visible: Mutex::default(),
             reservations: Arc::new(QuotaReservations::new(storage.uploads.clone())),
@@ -162,11 +164,11 @@ impl NamespaceIndex {
         self.stored_objects.get(|| self.change_count(), age, scan).await
     }
 
-    /// Returns the stored objects of one namespace, recent enough for a quota check.
-    async fn stored_objects_in(
+    /// Returns the content of one namespace, recent enough for a quota check.
+    pub(super) async fn content(
         &self,
         namespace: &str,
-    ) -> Result<Arc<Vec<StoredObject>>, MirrorError> {
+    ) -> Result<Arc<NamespaceContent>, MirrorError> {
         let cached = {
             let mut namespaces = lock(&self.namespaces);
             namespaces.retain(|_, cached| {
@@ -174,9 +176,30 @@ impl NamespaceIndex {
             });
             namespaces.entry(namespace.to_ascii_lowercase()).or_default().clone()
         };
-        let scope = InventoryScope::Namespace(namespace.to_owned());
-        let scan = || self.storage.inventory.stored_objects(scope);
+        let (scope, inventory) =
+            (InventoryScope::Namespace(namespace.to_owned()), &self.storage.inventory);
+        let scan = || async {
+            let objects = inventory.stored_objects(scope.clone()).await?;
+            Ok(NamespaceContent::new(objects, &inventory.metadata_usage(scope).await?))
+        };
         cached.get(|| self.change_count(), QUOTA_MAX_AGE, scan).await
+    }
+
+    /// Returns the open uploads of one namespace.
+    pub(super) async fn open_uploads(
+        &self,
+        namespace: &str,
+    ) -> Result<Vec<StoredUpload>, MirrorError> {
+        let scope = InventoryScope::Namespace(namespace.to_owned());
+        self.storage.uploads.stored_uploads(scope).await
+    }
+
+    pub(super) fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    pub(super) fn pull_through(&self) -> Option<&PullThrough> {
+        self.pull_through.as_ref()
     }
 
     /// Returns all tags from a short-lived cache, because the web page reloads often.
@@ -208,8 +231,7 @@ impl NamespaceIndex {
         let Some(principal) = principal.filter(|principal| !principal.namespaces.is_empty()) else {
             return Ok(true);
         };
-        let key = (principal.name.clone(), digest);
-        if lock(&self.visible).get(&key).is_some_and(|at| at.elapsed() < VISIBILITY_CACHE_TIME) {
+        if self.is_known_visible(&principal.name, &digest) {
             return Ok(true);
         }
         let may = |name: &Repository| principal.is_allowed(Permission::Read, Some(name));
@@ -226,139 +248,32 @@ impl NamespaceIndex {
             }
         }
         if is_visible {
-            let mut visible = lock(&self.visible);
-            if visible.len() >= MAX_VISIBLE_BLOBS {
-                visible.clear();
-            }
-            visible.insert(key, Instant::now());
+            self.record_visible(&principal.name, digest);
         }
         Ok(is_visible)
     }
 
-    fn quota(&self, namespace: &str) -> Option<u64> {
+    /// Whether a key was found to see a blob recently.
+    fn is_known_visible(&self, key: &str, digest: &Digest) -> bool {
+        let visible = lock(&self.visible);
+        let at = visible.get(key).and_then(|blobs| blobs.get(digest));
+        at.is_some_and(|at| at.elapsed() < VISIBILITY_CACHE_TIME)
+    }
+
+    /// Remembers that a key sees a blob. A key with too many blobs loses only its own.
+    fn record_visible(&self, key: &str, digest: Digest) {
+        let mut visible = lock(&self.visible);
+        let blobs = visible.entry(key.to_owned()).or_default();
+        if blobs.len() >= MAX_VISIBLE_BLOBS {
+            blobs.clear();
+        }
+        blobs.insert(digest, Instant::now());
+    }
+
+    /// Returns the limits of a namespace; `None` if it has no quota.
+    pub(super) fn quota(&self, namespace: &str) -> Option<StorageUsage> {
         let quota = self.quotas.iter().find(|quota| matches_pattern(namespace, &quota.namespaces));
-        quota.map(|quota| quota.bytes)
-    }
-
-    /// Opens the quota reservation of an upload; `None` if the namespace has no quota. Unreferenced
-    /// pushed blobs and other open uploads count as used.
-    pub(crate) async fn reserve_upload(
-        &self,
-        name: &Repository,
-        id: &UploadId,
-    ) -> Result<Option<UploadReservation>, MirrorError> {
-        let namespace = name.namespace();
-        let Some(quota) = self.quota(namespace) else { return Ok(None) };
-        // This waits for the current request of the same upload before the namespace is locked, so
-        // that other uploads need not wait.
-        let received = self.storage.uploads.size(name, id).await?;
-        let _guard = self.reservations.lock_namespace(namespace).await;
-        let used = sum(&self.namespace_blobs(namespace, true).await?);
-        Ok(Some(self.reservations.open((name, id), received, quota, used)))
-    }
-
-    /// Turns an upload into a blob. If the quota of the namespace is exceeded, the upload is
-    /// removed.
-    pub(crate) async fn finish(
-        &self,
-        name: &Repository,
-        id: &UploadId,
-        digest: Digest,
-    ) -> Result<(), MirrorError> {
-        let (namespace, uploads) = (name.namespace(), &self.storage.uploads);
-        let Some(quota) = self.quota(namespace) else {
-            uploads.finish(name, id, digest).await?;
-            self.record_change();
-            return Ok(());
-        };
-        let received = uploads.size(name, id).await?;
-        // Under this lock, other requests count the bytes as an upload or as a blob, never as both
-        // or neither.
-        let _guard = self.reservations.lock_namespace(namespace).await;
-        let blobs = self.namespace_blobs(namespace, true).await?;
-        let reservation = self.reservations.open((name, id), received, quota, sum(&blobs));
-        if !blobs.contains_key(&digest)
-            && let Err(refused) = reservation.reserve(received).await
-        {
-            self.reservations.cancel(name, id).await?;
-            return Err(refused);
-        }
-        let made = uploads.finish(name, id, digest).await;
-        self.record_change();
-        if made.is_err()
-            && let Ok(received) = uploads.size(name, id).await
-        {
-            // The client can retry after a failure of the disk or the object store.
-            reservation.complete(received);
-        } else {
-            self.reservations.forget(name, id);
-        }
-        made
-    }
-
-    /// Makes a stored blob available in a repository if the quota allows it. Returns whether the
-    /// blob is stored.
-    pub(crate) async fn mount(
-        &self,
-        name: &Repository,
-        digest: Digest,
-    ) -> Result<bool, MirrorError> {
-        let namespace = name.namespace();
-        let mut guard = None;
-        if let Some(quota) = self.quota(namespace) {
-            let Some(blob) = self.storage.blobs.blob(digest).await? else { return Ok(false) };
-            guard = Some(self.reservations.lock_namespace(namespace).await);
-            let blobs = self.namespace_blobs(namespace, true).await?;
-            if !blobs.contains_key(&digest) {
-                check_quota(namespace, quota, sum(&blobs), blob.size())?;
-            }
-        }
-        let mounted = self.storage.blobs.mount(name, digest).await?;
-        self.record_change();
-        drop(guard);
-        Ok(mounted)
-    }
-
-    /// Fails if the blobs of a manifest would exceed the quota of its namespace. The caller holds
-    /// the returned guard until the manifest is stored; other manifests of the namespace wait for
-    /// it.
-    pub(crate) async fn check_manifest_quota(
-        &self,
-        name: &Repository,
-        manifest: &Manifest,
-    ) -> Result<Option<KeyGuard>, MirrorError> {
-        let namespace = name.namespace();
-        let Some(quota) = self.quota(namespace) else { return Ok(None) };
-        let guard = self.reservations.lock_namespace(namespace).await;
-        let blobs = self.namespace_blobs(namespace, false).await?;
-        let new = manifest.blobs.iter().filter(|blob| !blobs.contains_key(&blob.digest));
-        let new: HashMap<Digest, u64> = new.map(|blob| (blob.digest, blob.size)).collect();
-        for (digest, stated) in &new {
-            // The stated size is counted, so it must be the real one.
-            let actual = self.storage.blobs.blob(*digest).await?.map(|blob| blob.size());
-            if let Some(actual) = actual.filter(|actual| actual != stated) {
-                let (digest, stated) = (*digest, *stated);
-                return Err(ManifestProblem::BlobSize { digest, stated, actual }.into());
-            }
-        }
-        check_quota(namespace, quota, sum(&blobs), sum(&new))?;
-        Ok(Some(guard))
-    }
-
-    /// Returns the blobs of a namespace with their sizes: those of manifests, and with `pushed`
-    /// also recently pushed ones.
-    async fn namespace_blobs(
-        &self,
-        namespace: &str,
-        pushed: bool,
-    ) -> Result<HashMap<Digest, u64>, MirrorError> {
-        let stored_objects = self.stored_objects_in(namespace).await?;
-        let counts = |object: &&StoredObject| pushed || object.manifest.is_some();
-        Ok(stored_objects
-            .iter()
-            .filter(counts)
-            .flat_map(|object| object.blobs.iter().copied())
-            .collect())
+        quota.map(Quota::limit)
     }
 
     /// Metrics of the stored objects and quotas.
@@ -369,15 +284,17 @@ impl NamespaceIndex {
             manifests.clone().flat_map(|object| object.blobs.iter().copied()).collect();
         let mut metrics = vec![
             Metric::new(&families::MANIFESTS, manifests.count() as u64),
-            Metric::new(&families::LIBRARY_BYTES, sum(&blobs)),
+            Metric::new(&families::LIBRARY_BYTES, StorageUsage::of_blobs(&blobs).bytes),
         ];
         let uses = self.quota_usage().await?;
         let of = |value: fn(&QuotaUsage) -> u64| {
             uses.iter().map(|of| (vec![("namespace", of.namespace.clone())], value(of))).collect()
         };
         metrics.extend([
-            Metric { family: &families::QUOTA_USED_BYTES, samples: of(|of| of.used) },
-            Metric { family: &families::QUOTA_BYTES, samples: of(|of| of.quota) },
+            Metric { family: &families::QUOTA_USED_BYTES, samples: of(|of| of.used.bytes) },
+            Metric { family: &families::QUOTA_BYTES, samples: of(|of| of.limit.bytes) },
+            Metric { family: &families::QUOTA_USED_OBJECTS, samples: of(|of| of.used.objects) },
+            Metric { family: &families::QUOTA_OBJECTS, samples: of(|of| of.limit.objects) },
         ]);
         Ok(metrics)
     }
@@ -387,23 +304,55 @@ impl NamespaceIndex {
         if self.quotas.is_empty() {
             return Ok(Vec::new());
         }
-        let mut all: HashMap<String, HashMap<Digest, u64>> = HashMap::new();
         let stored_objects = self.stored_objects(METRICS_MAX_AGE).await?;
-        for object in stored_objects.all.iter().filter(|object| object.manifest.is_some()) {
-            let blobs = all.entry(object.name.namespace().to_ascii_lowercase()).or_default();
-            blobs.extend(object.blobs.iter().copied());
+        let mut blobs: HashMap<String, HashMap<Digest, u64>> = HashMap::new();
+        for object in &stored_objects.all {
+            let namespace = object.name.namespace().to_ascii_lowercase();
+            blobs.entry(namespace).or_default().extend(object.blobs.iter().copied());
         }
-        let of = |(namespace, blobs): (String, HashMap<Digest, u64>)| {
-            let quota = self.quota(&namespace)?;
-            Some(QuotaUsage { namespace, used: sum(&blobs), quota })
+        let scan = || self.scan_metadata();
+        let metadata = self.metadata.get(|| self.change_count(), METRICS_MAX_AGE, scan).await?;
+        let mut all = NamespaceUsages::clone(&metadata);
+        for (namespace, blobs) in blobs {
+            let of = all.entry(namespace).or_default();
+            *of = of.plus(StorageUsage::of_blobs(&blobs));
+        }
+        let of = |(namespace, used): (String, StorageUsage)| {
+            let limit = self.quota(&namespace)?;
+            Some(QuotaUsage { namespace, used, limit })
         };
         let mut uses: Vec<QuotaUsage> = all.into_iter().filter_map(of).collect();
         uses.sort();
         Ok(uses)
     }
+
+    /// Usage of all namespaces by open uploads, and by objects other than blobs.
+    async fn scan_metadata(&self) -> Result<NamespaceUsages, MirrorError> {
+        let mut usages = self.storage.inventory.metadata_usage(InventoryScope::All).await?;
+        for upload in self.storage.uploads.stored_uploads(InventoryScope::All).await? {
+            let received = StorageUsage { bytes: upload.bytes, objects: 0 };
+            add_usage(&mut usages, &upload.name, upload.overhead().plus(received));
+        }
+        Ok(usages)
+    }
 }
 
-/// Sum of blob sizes in bytes.
-fn sum(blobs: &HashMap<Digest, u64>) -> u64 {
-    blobs.values().fold(0, |sum, size| sum.saturating_add(*size))
+#[cfg(test)]
+mod tests {
+    use puna_store::Store;
+
+    use super::*;
+    use crate::storage::FileStorage;
+
+    #[test]
+    fn a_key_with_many_visible_blobs_displaces_only_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = FileStorage::new(Arc::new(Store::open(dir.path()).unwrap())).into();
+        let index = NamespaceIndex::new(Vec::new(), storage, None);
+        let blob = |n: usize| Digest::of(&n.to_le_bytes());
+        index.record_visible("b", blob(0));
+        (0..=MAX_VISIBLE_BLOBS).for_each(|n| index.record_visible("a", blob(n)));
+        let sees = |key: &str, n| index.is_known_visible(key, &blob(n));
+        assert!(sees("b", 0) && sees("a", MAX_VISIBLE_BLOBS) && !sees("a", 0));
+    }
 }

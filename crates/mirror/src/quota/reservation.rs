@@ -1,9 +1,10 @@
 //! Quota reservations of open uploads: their bytes count before they become blobs.
 //!
-//! Only uploads that this process handles are counted. An upload of an earlier run, or of another
-//! mirror of the same bucket, counts from its next request to this process. It becomes a blob only
-//! if the quota allows it then. A bucket has no locks for a shared count, and a note for each part
-//! would make pushes wait for each other. The manual states how far this may exceed a quota.
+//! Uploads of an earlier run, and of other mirrors of the same bucket, count with the bytes that
+//! the storage has of them. So bytes that another mirror is receiving count late. An upload becomes
+//! a blob only if the quota allows it then. A bucket has no locks for a shared count, and a note
+//! for each part would make pushes wait for each other. The manual states how far this may exceed
+//! a quota.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,6 +16,7 @@ use crate::locks::{KeyGuard, KeyedLocks, lock};
 use crate::quota::check_quota;
 use crate::storage::UploadStore;
 use crate::types::repository::Repository;
+use crate::types::storage_usage::{StorageUsage, StoredUpload};
 use crate::types::upload_id::UploadId;
 use crate::uploads::admission::MAX_IDLE_TIME;
 
@@ -24,9 +26,11 @@ const MIN_IDLE_BEFORE_DROP: Duration = Duration::from_secs(if cfg!(test) { 1 } e
 /// Open uploads and their reserved bytes.
 pub(crate) struct QuotaReservations {
     store: Arc<dyn UploadStore>,
-    uploads: Mutex<HashMap<UploadId, TrackedUpload>>,
+    uploads: Mutex<UploadMap>,
     namespace_locks: KeyedLocks<String>,
 }
+
+type UploadMap = HashMap<UploadId, TrackedUpload>;
 
 struct TrackedUpload {
     name: Repository,
@@ -53,6 +57,54 @@ impl TrackedUpload {
     }
 }
 
+/// A namespace in which an operation needs space.
+struct SpaceRequest<'a> {
+    namespace: &'a str,
+    limit: StorageUsage,
+    /// Usage without the bytes of open uploads.
+    used: StorageUsage,
+    /// Upload that needs the space, so that it does not count itself.
+    except: Option<&'a UploadId>,
+}
+
+impl SpaceRequest<'_> {
+    /// Fails if `asked` exceeds the quota, with the uploads that `counts` selects.
+    fn check(
+        &self,
+        uploads: &UploadMap,
+        asked: StorageUsage,
+        counts: impl Fn(&TrackedUpload) -> bool,
+    ) -> Result<(), MirrorError> {
+        let others = self.others(uploads).filter(|(_, upload)| counts(upload));
+        let bytes = others.fold(0u64, |sum, (_, upload)| sum.saturating_add(upload.bytes));
+        let used = self.used.plus(StorageUsage { bytes, objects: 0 });
+        check_quota(self.namespace, self.limit, used, asked)
+    }
+
+    /// Returns the upload that has been idle longest, if dropping all idle uploads would make
+    /// enough space.
+    fn oldest_droppable(
+        &self,
+        uploads: &UploadMap,
+        asked: StorageUsage,
+    ) -> Option<(Repository, UploadId)> {
+        self.check(uploads, asked, |upload| !upload.is_droppable()).ok()?;
+        let droppable = self.others(uploads).filter(|(_, upload)| upload.is_droppable());
+        droppable
+            .min_by_key(|(_, upload)| upload.last_active)
+            .map(|(id, upload)| (upload.name.clone(), id.clone()))
+    }
+
+    fn others<'a>(
+        &'a self,
+        uploads: &'a UploadMap,
+    ) -> impl Iterator<Item = (&'a UploadId, &'a TrackedUpload)> {
+        uploads.iter().filter(|(id, upload)| {
+            Some(*id) != self.except && upload.is_in_namespace(self.namespace)
+        })
+    }
+}
+
 impl QuotaReservations {
     pub(crate) fn new(store: Arc<dyn UploadStore>) -> Self {
         Self { store, uploads: Mutex::default(), namespace_locks: KeyedLocks::default() }
@@ -63,14 +115,78 @@ impl QuotaReservations {
         self.namespace_locks.lock(namespace.to_ascii_lowercase()).await
     }
 
-    /// Opens the reservation of an upload that has `received` bytes. The namespace has `quota`
-    /// bytes and `blob_bytes` of them are in blobs.
+    /// Takes over the state of the idle uploads of a namespace from the storage. The caller has
+    /// listed them under the lock of the namespace.
+    pub(crate) fn synchronize(&self, namespace: &str, stored: &[StoredUpload]) {
+        let now = Instant::now();
+        let mut uploads = lock(&self.uploads);
+        let is_stored = |id: &UploadId| stored.iter().any(|upload| upload.id == *id);
+        uploads.retain(|id, upload| {
+            upload.active_requests > 0 || !upload.is_in_namespace(namespace) || is_stored(id)
+        });
+        for upload in stored {
+            let tracked = uploads.entry(upload.id.clone()).or_insert_with(|| TrackedUpload {
+                name: upload.name.clone(),
+                bytes: 0,
+                active_requests: 0,
+                last_active: now.checked_sub(upload.idle).unwrap_or(now),
+                is_broken: false,
+            });
+            if tracked.active_requests == 0 {
+                tracked.bytes = upload.bytes;
+            }
+        }
+    }
+
+    /// Fails if `asked` exceeds the quota of a namespace that uses `used` without the bytes of its
+    /// open uploads. Drops idle uploads if that makes enough space.
+    pub(crate) async fn make_space(
+        &self,
+        namespace: &str,
+        limit: StorageUsage,
+        used: StorageUsage,
+        asked: StorageUsage,
+    ) -> Result<(), MirrorError> {
+        let space = SpaceRequest { namespace, limit, used, except: None };
+        self.make_space_for(&space, asked, |_| ()).await
+    }
+
+    /// The same, and calls `admit` under the lock of the uploads once there is space.
+    async fn make_space_for(
+        &self,
+        space: &SpaceRequest<'_>,
+        asked: StorageUsage,
+        admit: impl Fn(&mut UploadMap),
+    ) -> Result<(), MirrorError> {
+        loop {
+            let refused = {
+                let mut uploads = lock(&self.uploads);
+                match space.check(&uploads, asked, |_| true) {
+                    Ok(()) => return Ok(admit(&mut uploads)),
+                    Err(refused) => refused,
+                }
+            };
+            let Some((name, id)) = space.oldest_droppable(&lock(&self.uploads), asked) else {
+                return Err(refused);
+            };
+            tracing::info!(repository = %name, "dropping an idle upload to free space in its namespace");
+            match self.cancel(&name, &id).await {
+                Ok(()) => {}
+                // Another process has removed the upload.
+                Err(MirrorError::UploadUnknown(_)) => self.forget(&name, &id),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Opens the reservation of an upload that has `received` bytes. The namespace may use `limit`,
+    /// and uses `used` without the bytes of its open uploads.
     pub(crate) fn open(
         self: &Arc<Self>,
         (name, id): (&Repository, &UploadId),
         received: u64,
-        quota: u64,
-        blob_bytes: u64,
+        limit: StorageUsage,
+        used: StorageUsage,
     ) -> UploadReservation {
         let mut uploads = lock(&self.uploads);
         // The storage has removed these.
@@ -90,8 +206,8 @@ impl QuotaReservations {
             reservations: self.clone(),
             namespace: name.namespace().to_owned(),
             id: id.clone(),
-            quota,
-            blob_bytes,
+            limit,
+            used,
             received: AtomicU64::new(received),
             is_complete: AtomicBool::new(false),
         }
@@ -120,9 +236,9 @@ pub(crate) struct UploadReservation {
     reservations: Arc<QuotaReservations>,
     namespace: String,
     id: UploadId,
-    quota: u64,
-    /// Bytes of the blobs in the namespace.
-    blob_bytes: u64,
+    limit: StorageUsage,
+    /// Usage of the namespace without the bytes of its open uploads.
+    used: StorageUsage,
     /// Bytes that the upload has.
     received: AtomicU64,
     /// Whether everything announced has arrived.
@@ -136,56 +252,15 @@ impl UploadReservation {
 
     /// Reserves the bytes before `end`, or fails. Drops idle uploads if that makes enough space.
     pub(crate) async fn reserve(&self, end: u64) -> Result<(), MirrorError> {
-        loop {
-            let Err(refused) = self.try_reserve(end) else { return Ok(()) };
-            let Some((name, id)) = self.oldest_droppable(end) else { return Err(refused) };
-            tracing::info!(repository = %name, "dropping an idle upload to free space for another upload");
-            match self.reservations.cancel(&name, &id).await {
-                Ok(()) | Err(MirrorError::UploadUnknown(_)) => {}
-                Err(error) => return Err(error),
+        let (namespace, limit, used) = (&*self.namespace, self.limit, self.used);
+        let space = SpaceRequest { namespace, limit, used, except: Some(&self.id) };
+        let asked = StorageUsage { bytes: end, objects: 0 };
+        let admit = |uploads: &mut UploadMap| {
+            if let Some(upload) = uploads.get_mut(&self.id) {
+                upload.bytes = upload.bytes.max(end);
             }
-        }
-    }
-
-    fn try_reserve(&self, end: u64) -> Result<(), MirrorError> {
-        let mut uploads = lock(&self.reservations.uploads);
-        let used = self.used(&uploads, |_| true);
-        check_quota(&self.namespace, self.quota, used, end)?;
-        if let Some(upload) = uploads.get_mut(&self.id) {
-            upload.bytes = upload.bytes.max(end);
-        }
-        Ok(())
-    }
-
-    /// Returns the upload that has been idle longest, if dropping all idle uploads would make
-    /// enough space.
-    fn oldest_droppable(&self, end: u64) -> Option<(Repository, UploadId)> {
-        let uploads = lock(&self.reservations.uploads);
-        let used = self.used(&uploads, |upload| !upload.is_droppable());
-        check_quota(&self.namespace, self.quota, used, end).ok()?;
-        let droppable = self.others(&uploads).filter(|(_, upload)| upload.is_droppable());
-        droppable
-            .min_by_key(|(_, upload)| upload.last_active)
-            .map(|(id, upload)| (upload.name.clone(), id.clone()))
-    }
-
-    /// Bytes of the namespace without this upload.
-    fn used(
-        &self,
-        uploads: &HashMap<UploadId, TrackedUpload>,
-        counts: impl Fn(&TrackedUpload) -> bool,
-    ) -> u64 {
-        let others = self.others(uploads).filter(|(_, upload)| counts(upload));
-        others.fold(self.blob_bytes, |sum, (_, upload)| sum.saturating_add(upload.bytes))
-    }
-
-    fn others<'a>(
-        &'a self,
-        uploads: &'a HashMap<UploadId, TrackedUpload>,
-    ) -> impl Iterator<Item = (&'a UploadId, &'a TrackedUpload)> {
-        uploads
-            .iter()
-            .filter(|(id, upload)| **id != self.id && upload.is_in_namespace(&self.namespace))
+        };
+        self.reservations.make_space_for(&space, asked, admit).await
     }
 
     /// Records that the bytes before `end` have arrived.

@@ -87,11 +87,13 @@ conformance! {
             a_cancelled_upload_leaves_nothing
             two_uploads_of_a_blob_succeed
             concurrent_uploads_stay_within_the_limit
+            open_uploads_are_listed_with_their_bytes
         }
         inventory {
             listings_agree_with_what_was_put
             listings_cover_only_their_scope
             repositories_keep_their_names
+            everything_but_blobs_is_counted_by_namespace
             usage_notes_are_shared_by_processes
             size_notes_belong_to_a_repository
             old_unreferenced_blobs_are_collected

@@ -16,7 +16,7 @@ pub(crate) mod collection_rules;
 mod conformance;
 pub(crate) mod fs;
 pub(crate) mod note_store;
-mod s3;
+pub(crate) mod s3;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,6 +31,7 @@ use crate::storage::note_store::NoteStore;
 use crate::types::manifest::{Descriptor, Manifest, ManifestKind};
 use crate::types::manifest_error::ManifestProblem;
 use crate::types::repository::{Reference, Repository};
+use crate::types::storage_usage::{NamespaceUsages, StoredUpload};
 use crate::types::stored_object::{ConditionalRemoval, StoredObject, TagEntry};
 use crate::types::upload_id::UploadId;
 
@@ -161,6 +162,10 @@ pub trait UploadStore: Send + Sync + 'static {
 
     /// Cancels an upload.
     fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, ()>;
+
+    /// Returns the open uploads of all processes, in any order. Uploads that cannot be resumed are
+    /// left out.
+    fn stored_uploads(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<StoredUpload>>;
 }
 
 /// Lists what is stored, and removes what nothing needs.
@@ -173,6 +178,10 @@ pub trait ObjectInventory: Send + Sync + 'static {
 
     /// Returns the manifests with their blobs, and recently pushed blobs, in any order.
     fn stored_objects(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<StoredObject>>;
+
+    /// Returns the usage of namespaces by everything except blobs and open uploads: manifests,
+    /// tags, referrers, records of manifest lists, push marks and size notes.
+    fn metadata_usage(&self, scope: InventoryScope) -> StorageFuture<'_, NamespaceUsages>;
 
     /// Removes expired uploads and unreferenced blobs. The caller runs it periodically.
     fn collect_garbage(&self) -> StorageFuture<'_, ()>;

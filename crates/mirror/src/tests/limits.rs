@@ -149,3 +149,35 @@ async fn requests_count_to_their_key_until_the_response_is_sent() {
     assert_eq!(ask("/v2/", None, None).await.status().as_u16(), 401, "who has no key is told so");
     drop(part);
 }
+
+#[tokio::test]
+async fn token_requests_count_to_the_limits_of_their_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let storage = FileStorage::new(Arc::new(Store::open(dir.path()).unwrap())).into();
+    let keys = Counted { begun: Arc::default(), running: Arc::new(()) };
+    let (settings, usage_log) = (Settings::default(), UsageLog::new().unwrap());
+    let mirror = Mirror::new(storage, Box::new(keys.clone()), &settings, usage_log).unwrap();
+    let token = async || -> Response {
+        let request = Request::get("/v2/token").header(header::HOST, "mirror");
+        let request = request.header(header::AUTHORIZATION, "Bearer secret-k");
+        mirror.answer(request.body(Body::empty()).unwrap()).await
+    };
+    let running = [token().await, token().await];
+    assert!(running.iter().all(|response| response.status() == StatusCode::OK));
+    assert_eq!(*lock(&keys.begun), vec![("k".to_owned(), None); 2]);
+    let refused = token().await;
+    let retry_after = &refused.headers()[header::RETRY_AFTER];
+    assert_eq!((refused.status().as_u16(), retry_after), (429, &"7".parse().unwrap()));
+    drop(running);
+    assert_eq!(token().await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn all_loopback_addresses_are_one_client() {
+    let server = start_mirror(Vec::new());
+    for n in 0..MAX_UPLOADS_PER_OWNER {
+        assert_eq!(begins(&server.mirror, &format!("127.0.0.{}", n + 1)).await, 202);
+    }
+    assert_eq!(begins(&server.mirror, "::1").await, 429);
+    assert_eq!(begins(&server.mirror, "192.0.2.1").await, 202);
+}

@@ -7,8 +7,7 @@ use crate::{METRIC_FAMILIES, Metric, MetricKind};
 
 #[tokio::test]
 async fn a_mirror_has_every_defined_metric_with_its_labels() {
-    let quota = Quota { namespaces: "*".into(), bytes: 1 << 20 };
-    let server = start_mirror(vec![quota]);
+    let server = start_mirror(vec![quota("*", 1 << 20, 100)]);
     server.ask("GET", "/v2/", Body::empty()).await;
     let metrics: Vec<Metric> = server.mirror.all_metrics().await.unwrap();
     let names: BTreeSet<_> = metrics.iter().map(|metric| metric.family.name).collect();

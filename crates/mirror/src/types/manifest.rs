@@ -1,6 +1,7 @@
 //! Manifests of any format. They are stored byte for byte; blobs, subject and media type are
 //! parsed.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -118,12 +119,46 @@ impl Manifest {
     }
 
     /// Parses a pushed manifest. Its media types must be those of manifests: the registry serves
-    /// the manifest with its own type, and a browser would render `text/html`.
+    /// the manifest with its own type, and a browser would render `text/html`. Each digest must
+    /// have one size.
     pub(crate) fn parse_pushed(
         bytes: Bytes,
         content_type: Option<&str>,
     ) -> Result<Self, ManifestError> {
-        Self::read(bytes, content_type, true)
+        Self::read(bytes, content_type, true)?.with_checked_sizes()
+    }
+
+    /// Returns the manifest if it declares one size for each digest.
+    pub(crate) fn with_checked_sizes(self) -> Result<Self, ManifestError> {
+        self.check_sizes()?;
+        Ok(self)
+    }
+
+    /// Rejects a manifest that declares two sizes for one digest. Manifests that are stored already
+    /// are not checked, because garbage collection must be able to read them.
+    fn check_sizes(&self) -> Result<(), ManifestProblem> {
+        /// Descriptors of all fields. Entries that are no descriptors have no size.
+        #[derive(Deserialize)]
+        struct Descriptors {
+            config: Option<Value>,
+            #[serde(default)]
+            layers: Option<Vec<Value>>,
+            #[serde(default)]
+            manifests: Option<Vec<Value>>,
+            subject: Option<Value>,
+        }
+        let Ok(all) = serde_json::from_slice::<Descriptors>(&self.bytes) else { return Ok(()) };
+        let single = all.config.into_iter().chain(all.subject);
+        let lists = all.layers.into_iter().chain(all.manifests).flatten();
+        let mut sizes = HashMap::new();
+        for descriptor in single.chain(lists) {
+            let size = descriptor.get("size").and_then(Value::as_u64);
+            let (Some(digest), Some(size)) = (digest_of(&descriptor), size) else { continue };
+            if let Some(other) = sizes.insert(digest, size).filter(|other| *other != size) {
+                return Err(ManifestProblem::TwoSizes { digest, size, other });
+            }
+        }
+        Ok(())
     }
 
     fn read(
@@ -317,6 +352,30 @@ mod tests {
 
     fn layer(kind: &str) -> String {
         format!(r#"{{"mediaType":"{kind}","digest":"{}","size":1}}"#, Digest::of(kind.as_bytes()))
+    }
+
+    #[test]
+    fn a_digest_with_two_sizes_is_rejected() {
+        let digest = Digest::of(b"x");
+        let of = |size: u64| format!(r#"{{"mediaType":"a/b","digest":"{digest}","size":{size}}}"#);
+        let push = |text: String| Manifest::parse_pushed(text.into(), Some(OCI_MANIFEST));
+        let texts = |first: &str, second: &str| {
+            [
+                format!(r#"{{"layers":[{first},{second}]}}"#),
+                format!(r#"{{"config":{first},"layers":[{second}]}}"#),
+                format!(r#"{{"manifests":[{first},{second}]}}"#),
+                format!(r#"{{"subject":{first},"layers":[{second}]}}"#),
+            ]
+        };
+        for text in texts(&of(1), &of(2)) {
+            let error = push(text.clone()).unwrap_err();
+            assert!(error.to_string().contains("declares 2 bytes for"), "{error}");
+            // A manifest that is stored already is still read.
+            parse(&text, None).unwrap();
+        }
+        for text in texts(&of(1), &of(1)) {
+            push(text).unwrap();
+        }
     }
 
     #[test]

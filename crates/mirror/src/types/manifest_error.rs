@@ -38,6 +38,8 @@ pub enum ManifestProblem {
         "child {number} of the list declares {size} bytes for blob {digest}, but another child declares {other}"
     )]
     ChildBlobSize { number: usize, digest: Digest, size: u64, other: u64 },
+    #[error("it declares {size} bytes for {digest}, and elsewhere {other}")]
+    TwoSizes { digest: Digest, size: u64, other: u64 },
     #[error("{child} of the list is a list itself")]
     NestedList { child: String },
     #[error("it declares {stated} bytes for blob {digest}, which has {actual}")]

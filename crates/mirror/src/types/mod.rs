@@ -6,6 +6,8 @@ pub(crate) mod manifest_error;
 pub(crate) mod manifest_list;
 pub(crate) mod name_error;
 pub(crate) mod name_pattern;
+pub(crate) mod quota_unit;
 pub(crate) mod repository;
+pub(crate) mod storage_usage;
 pub(crate) mod stored_object;
 pub(crate) mod upload_id;

@@ -66,6 +66,11 @@ pub(crate) fn push_mark_name(digest: &Digest, size: u64) -> String {
     format!("{}-{size}", digest.hex())
 }
 
+/// Whether a file name is that of a push mark of a blob.
+pub(crate) fn is_push_mark_of(mark: &str, digest: &Digest) -> bool {
+    mark.split_once('-').is_some_and(|(hex, _)| hex == digest.hex())
+}
+
 /// Tag or manifest to remove, with its state when it was chosen. It is removed only if it is
 /// unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use puna_api::{Address, parse_bytes};
-use puna_mirror::{Quota, Rule, S3Location, Upstreams, check_namespace};
+use puna_mirror::{DEFAULT_QUOTA_OBJECTS, Quota, Rule, S3Location, Upstreams, check_namespace};
 
 use super::effective::quoted;
 use super::reader::SettingsReader;
@@ -35,7 +35,7 @@ pub struct MirrorConfig {
     pub names: Vec<String>,
     /// `PUNA_MIRROR_STORAGE` …: object storage of the library; `None` uses the models directory.
     pub storage: Option<S3Location>,
-    /// `PUNA_MIRROR_QUOTAS`: maximum bytes of namespaces.
+    /// `PUNA_MIRROR_QUOTAS`: maximum bytes and objects of namespaces.
     pub quotas: Vec<Quota>,
     /// `PUNA_MIRROR_RETENTION`: rules for the tags to keep.
     pub retention: Vec<Rule>,
@@ -70,18 +70,23 @@ impl MirrorConfig {
 }
 
 impl SettingsReader<'_> {
-    /// Reads quotas, `NAMESPACE=BYTES` each.
+    /// Reads quotas, `NAMESPACE=BYTES` or `NAMESPACE=BYTES:OBJECTS` each.
     fn quotas(&mut self, key: &'static str) -> Vec<Quota> {
         let one = |text: &str| {
             let problem = || {
                 format!(
-                    "has {text:?}: it must be like team=50GB, team-*=1.5TB or *=200GB; the first match counts"
+                    "has {text:?}: it must be like team=50GB, team-*=1.5TB or *=200GB:5000 (bytes and objects); the first match counts"
                 )
             };
-            let (namespaces, bytes) = text.split_once('=').ok_or_else(problem)?;
+            let (namespaces, limits) = text.split_once('=').ok_or_else(problem)?;
             let namespaces = namespaces.trim();
+            let (bytes, objects) = match limits.split_once(':') {
+                Some((bytes, objects)) => (bytes, objects.trim().parse().ok()),
+                None => (limits, Some(DEFAULT_QUOTA_OBJECTS)),
+            };
             let bytes = parse_bytes(bytes).filter(|_| check_namespace(namespaces).is_ok());
-            Ok(Quota { namespaces: namespaces.to_owned(), bytes: bytes.ok_or_else(problem)? })
+            let (Some(bytes), Some(objects)) = (bytes, objects) else { return Err(problem()) };
+            Ok(Quota { namespaces: namespaces.to_owned(), bytes, objects })
         };
         let parse = |text: &str| {
             text.split(',')
@@ -91,8 +96,11 @@ impl SettingsReader<'_> {
                 .collect::<Result<Vec<_>, String>>()
         };
         let show = |all: &Vec<Quota>| {
-            let all: Vec<_> =
-                all.iter().map(|one| format!("{}={}", one.namespaces, one.bytes)).collect();
+            let one = |quota: &Quota| match quota.objects {
+                DEFAULT_QUOTA_OBJECTS => format!("{}={}", quota.namespaces, quota.bytes),
+                objects => format!("{}={}:{objects}", quota.namespaces, quota.bytes),
+            };
+            let all: Vec<_> = all.iter().map(one).collect();
             (!all.is_empty()).then(|| quoted(&all.join(",")))
         };
         self.strict(key, Vec::new(), parse, show)

@@ -269,7 +269,7 @@ pub const SETTINGS: &[SettingDefinition] = &[
         kind: ValueKind::List,
         group: SettingGroup::Mirror,
         default: SettingDefault::Unset,
-        meaning: "[quotas](../guide/mirror.md#quotas) of namespaces in bytes: `team-*=200GB,*=50GB`",
+        meaning: "[quotas](../guide/mirror.md#quotas) of namespaces in bytes, and in objects after a colon: `team-*=200GB,*=50GB:20000`",
         help: None,
     },
     SettingDefinition {

@@ -576,6 +576,29 @@ fn search_paths_are_absolute() {
 }
 
 #[test]
+fn quotas_limit_bytes_and_objects() {
+    let text = r#"
+        [mirror]
+        quotas = ["team-*=200GB", "anna=1.5MB:20", "*=1TB: 5000"]
+    "#;
+    let c = with_file(text, &[], &[]).unwrap();
+    let quotas: Vec<_> =
+        c.mirror.quotas.iter().map(|of| (&*of.namespaces, of.bytes, of.objects)).collect();
+    let default = puna_mirror::DEFAULT_QUOTA_OBJECTS;
+    let expected = [
+        ("team-*", 200_000_000_000, default),
+        ("anna", 1_500_000, 20),
+        ("*", 1_000_000_000_000, 5000),
+    ];
+    assert_eq!(quotas, expected);
+    for bad in ["a=1MB:", "a=1MB:x", "a=1MB:-1", "a=:5", "a:5", "a=1MB:1:2"] {
+        let variables = [("PUNA_MIRROR_QUOTAS", bad)];
+        let refused = with_file("", &variables, &[]).unwrap_err().to_string();
+        assert!(refused.contains("bytes and objects"), "{bad}: {refused}");
+    }
+}
+
+#[test]
 fn retention_and_fetch_settings_are_lists() {
     let text = r#"
         [mirror]

@@ -438,6 +438,7 @@ fn an_unusable_store_reports_the_remedy() {
     assert!(error.starts_with("cannot open the store") && error.contains("file"), "{error}");
     let full = StoreError::io("write", &file, &std::io::ErrorKind::StorageFull.into()).to_string();
     assert!(full.contains("free some space"), "{full}");
+    assert!(!full.contains(dir.path().to_str().unwrap()), "clients get this message: {full}");
     let denied =
         StoreError::io("write", &file, &std::io::ErrorKind::PermissionDenied.into()).to_string();
     assert!(denied.contains("OLLAMA_MODELS"), "{denied}");

@@ -204,8 +204,7 @@ impl UsageLog {
         let now = self.now();
         let mut times = UsageTimes { arrived: now, last_used: now, is_from_mirror: false };
         let of_digest = key_of_digest(name, &digest);
-        let by_digest =
-            lock(&self.0.table).records.get(&of_digest).and_then(|record| record.pulled);
+        let by_digest = lock(&self.0.table).get(&of_digest).and_then(|record| record.pulled);
         let key = tag.map_or(of_digest, |tag| key(name, tag));
         self.change(key, |record| {
             let is_same = tag.is_none() || record.digest == Some(digest);
@@ -232,7 +231,7 @@ impl UsageLog {
     /// Returns when a tag was last pulled, by its name or by its digest.
     pub(crate) fn last_pull(&self, name: &Repository, tag: &str, digest: &Digest) -> Option<u64> {
         let table = lock(&self.0.table);
-        let pulled = |key| table.records.get(&key).and_then(|record| record.pulled);
+        let pulled = |key: String| table.get(&key).and_then(|record| record.pulled);
         pulled(key(name, tag)).max(pulled(key_of_digest(name, digest)))
     }
 }

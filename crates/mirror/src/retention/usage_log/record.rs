@@ -7,7 +7,7 @@ use puna_store::Digest;
 use serde::{Deserialize, Serialize};
 
 /// Largest number of records.
-const MAX_RECORDS: usize = 100_000;
+const MAX_RECORDS: usize = if cfg!(test) { 20_000 } else { 100_000 };
 /// Number of records that are processed before the lock is released for others.
 pub(super) const RECORDS_PER_LOCK: usize = 500;
 
@@ -63,7 +63,9 @@ impl Record {
 /// Records of this process.
 #[derive(Default)]
 pub(super) struct RecordTable {
-    pub(super) records: BTreeMap<String, Record>,
+    records: BTreeMap<String, Record>,
+    /// Number of records of each namespace.
+    counts: HashMap<String, usize>,
     /// Whether there are unwritten changes.
     pub(super) is_dirty: bool,
     /// Names and versions of the notes of others that were read.
@@ -72,11 +74,21 @@ pub(super) struct RecordTable {
     pub(super) note_count: usize,
 }
 
+/// Namespace of the item that a key of the table stands for.
+fn namespace_of(key: &str) -> &str {
+    let name = key.split_once('@').or(key.rsplit_once(':')).map_or(key, |(name, _)| name);
+    name.rsplit_once('/').map_or(name, |(namespace, _)| namespace)
+}
+
 impl RecordTable {
-    /// Changes a record if the table has space. Returns whether the record changed.
+    /// Changes a record. Returns whether it changed. In a full table, a new record takes the place
+    /// of one of the namespace with most records; that namespace itself gets no new one.
     pub(super) fn change(&mut self, key: String, change: impl FnOnce(&mut Record)) -> bool {
-        if self.records.len() >= MAX_RECORDS && !self.records.contains_key(&key) {
-            return false;
+        if !self.records.contains_key(&key) {
+            if self.records.len() >= MAX_RECORDS && !self.evict_for(namespace_of(&key)) {
+                return false;
+            }
+            *self.counts.entry(namespace_of(&key).to_owned()).or_default() += 1;
         }
         let record = self.records.entry(key).or_default();
         let before = record.clone();
@@ -84,6 +96,36 @@ impl RecordTable {
         let is_dirty = *record != before;
         self.is_dirty |= is_dirty;
         is_dirty
+    }
+
+    /// Evicts a record of the namespace with most records. Returns whether it had more than this
+    /// namespace.
+    fn evict_for(&mut self, namespace: &str) -> bool {
+        let own = self.counts.get(namespace).copied().unwrap_or(0);
+        let most = self.counts.iter().max_by_key(|(_, count)| **count);
+        let Some((most, _)) = most.filter(|(_, count)| **count > own + 1) else { return false };
+        let first = format!("{most}/");
+        let mut keys = self.records.range(first..).map(|(key, _)| key);
+        let Some(key) = keys.find(|key| namespace_of(key) == most).cloned() else { return false };
+        self.remove(&key);
+        true
+    }
+
+    /// Returns the record of an item.
+    pub(super) fn get(&self, key: &str) -> Option<&Record> {
+        self.records.get(key)
+    }
+
+    /// Removes a record.
+    pub(super) fn remove(&mut self, key: &str) {
+        if self.records.remove(key).is_some()
+            && let Some(count) = self.counts.get_mut(namespace_of(key))
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(namespace_of(key));
+            }
+        }
     }
 
     /// Returns the next [`RECORDS_PER_LOCK`] records after a key.
@@ -108,6 +150,28 @@ mod tests {
         let mut merged = Record::default();
         of.iter().for_each(|record| merged.merge((*record).clone()));
         merged
+    }
+
+    #[test]
+    fn a_namespace_that_fills_the_table_does_not_keep_others_out() {
+        let mut table = RecordTable::default();
+        let arrive = |table: &mut RecordTable, key: &str| {
+            table.change(key.to_owned(), |record| record.arrived = Some(1))
+        };
+        for n in 0..MAX_RECORDS {
+            assert!(arrive(&mut table, &format!("a/x:t{n}")));
+        }
+        assert!(!arrive(&mut table, "a/y:new"), "its own records stay");
+        for n in 0..100 {
+            assert!(arrive(&mut table, &format!("b/x:t{n}")));
+            let by_digest = format!("hub.x:5000/c/x@{}", Digest::of(&[n]));
+            assert!(arrive(&mut table, &by_digest));
+        }
+        assert_eq!(table.records.len(), MAX_RECORDS);
+        let counts = ["a", "b", "hub.x:5000/c"].map(|of| table.counts[of]);
+        assert_eq!(counts, [MAX_RECORDS - 200, 100, 100]);
+        table.remove("b/x:t0");
+        assert_eq!((table.get("b/x:t0"), table.counts["b"]), (None, 99));
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl UsageLog {
             }
             after = last.cloned();
             table.is_dirty |= !missing.is_empty();
-            missing.iter().for_each(|key| _ = table.records.remove(key));
+            missing.iter().for_each(|key| table.remove(key));
             if after.is_none() {
                 return;
             }

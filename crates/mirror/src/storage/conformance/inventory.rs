@@ -5,6 +5,7 @@ use futures_util::future::join_all;
 use super::*;
 use crate::storage::note_store::NoteStore;
 use crate::storage::{InventoryScope, conditional_removal};
+use crate::types::storage_usage::{NamespaceUsages, StorageUsage};
 use crate::types::stored_object::Owner;
 
 /// Repository and manifest of each stored object; `None` for a pushed blob.
@@ -190,4 +191,40 @@ pub(super) async fn nothing_is_removed_beside_unknown_objects(test: &Fixture) {
     assert_eq!(error.code(), (403, "DENIED"), "{error}");
     assert_eq!(test.paths().await, before);
     assert!(has_blob(storage, unused).await);
+}
+
+pub(super) async fn everything_but_blobs_is_counted_by_namespace(test: &Fixture) {
+    let (storage, name, other) = (&test.storage, named("team/a"), named("team1/b"));
+    let usage = async |scope| test.other.inventory.metadata_usage(scope).await.unwrap();
+    assert_eq!(usage(InventoryScope::All).await, NamespaceUsages::new());
+    let manifest = push_image(storage, &name, "v1", b"weights").await;
+    push_image(storage, &other, "v1", b"weights").await;
+    let bytes = manifest.bytes.len() as u64 + 71;
+    // The manifest, its tag and the push mark of its blob.
+    let one = StorageUsage { bytes, objects: 3 };
+    let of = |namespace: &str, usage| NamespaceUsages::from([(namespace.to_owned(), usage)]);
+    let team = InventoryScope::Namespace("Team".into());
+    assert_eq!(usage(team.clone()).await, of("team", one));
+    let both = [("team".to_owned(), one), ("team1".to_owned(), one)];
+    assert_eq!(usage(InventoryScope::All).await, NamespaceUsages::from(both));
+    // A referrer and a size note.
+    let text = format!(r#"{{"layers":[],"subject":{{"digest":"{}"}}}}"#, manifest.digest);
+    let referrer = parse(&text);
+    let reference = Reference::Digest(referrer.digest);
+    storage.manifests.put_manifest(&named("Team/c"), &reference, referrer).await.unwrap();
+    storage.inventory.size_notes(&name).write("1", "[]".into()).await.unwrap();
+    let more = StorageUsage { bytes: text.len() as u64 + 2, objects: 3 };
+    assert_eq!(usage(team.clone()).await, of("team", one.plus(more)));
+    // Removed items no longer count.
+    let reference = Reference::Digest(manifest.digest);
+    assert!(storage.manifests.remove_manifest(&name, &reference).await.unwrap());
+    let left = more.plus(StorageUsage::one(0));
+    assert_eq!(usage(team.clone()).await, of("team", left));
+    assert!(storage.blobs.remove_blob(Digest::of(b"weights")).await.is_err(), "in use elsewhere");
+    let reference = tag("v1");
+    assert!(storage.manifests.remove_manifest(&other, &reference).await.unwrap());
+    let manifest = Reference::Digest(manifest.digest);
+    assert!(storage.manifests.remove_manifest(&other, &manifest).await.unwrap());
+    assert!(storage.blobs.remove_blob(Digest::of(b"weights")).await.unwrap());
+    assert_eq!(usage(InventoryScope::All).await, of("team", more), "nor do their push marks");
 }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use futures_util::future::join_all;
 
 use super::*;
+use crate::storage::InventoryScope;
 use crate::types::upload_id::UploadId;
 use crate::uploads::admission::MAX_UPLOADS_PER_OWNER;
 
@@ -164,4 +165,37 @@ pub(super) async fn concurrent_uploads_stay_within_the_limit(test: &Fixture) {
     let ids: HashSet<&str> = file_names.filter_map(|name| name.split('.').next()).collect();
     assert_eq!(ids.len(), MAX_UPLOADS_PER_OWNER);
     assert!(uploads.begin(&name, "another").await.is_ok());
+}
+
+pub(super) async fn open_uploads_are_listed_with_their_bytes(test: &Fixture) {
+    let (uploads, name) = (&test.storage.uploads, named("team/thing"));
+    let list = async |scope| {
+        let mut stored = test.other.uploads.stored_uploads(scope).await.unwrap();
+        stored.sort_by_key(|upload| upload.bytes);
+        stored
+    };
+    let empty = uploads.begin(&name, "").await.unwrap();
+    let begun = uploads.begin(&named("Team/other"), "k").await.unwrap();
+    let apart = uploads.begin(&named("else/x"), "").await.unwrap();
+    for len in [80_000, 120_000] {
+        uploads
+            .append(&named("Team/other"), &begun, part(None, &noise(40_000), true))
+            .await
+            .unwrap();
+        if len == 80_000 {
+            uploads
+                .append(&named("Team/other"), &begun, part(None, &noise(40_000), true))
+                .await
+                .unwrap();
+        }
+        let stored = list(InventoryScope::Namespace("team".into())).await;
+        let found: Vec<_> = stored.iter().map(|upload| (&upload.id, upload.bytes)).collect();
+        assert_eq!(found, [(&empty, 0), (&begun, len)]);
+        assert!(stored.iter().all(|upload| upload.record_bytes > 10));
+    }
+    uploads.cancel(&named("Team/other"), &begun).await.unwrap();
+    let stored = list(InventoryScope::All).await;
+    let mut found: Vec<_> = stored.into_iter().map(|upload| upload.id).collect();
+    found.sort_by_key(|id| *id != empty);
+    assert_eq!(found, [empty, apart]);
 }

@@ -12,13 +12,13 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use puna_store::{Digest, sync_dir};
 
-use super::registry_dir::{RegistryDir, io_error, none_if_absent};
+use super::registry_dir::{self, RegistryDir, io_error, none_if_absent};
 use crate::blocking::blocking;
 use crate::error::{Denial, InternalError, MirrorError};
 use crate::integrity::{BlobFile, IntegrityChecker, PendingCheck};
 use crate::storage::{Blob, ByteStream};
 use crate::types::repository::Repository;
-use crate::types::stored_object::push_mark_name;
+use crate::types::stored_object::{is_push_mark_of, push_mark_name};
 
 /// Bytes of one read.
 const READ_BYTES: usize = 256 << 10;
@@ -108,7 +108,22 @@ impl RegistryDir {
         if blobs_in_use.contains(digest) || self.store.has_blob(digest) {
             return Err(Denial::BlobInUse(*digest).into());
         }
-        self.move_to_trash(&self.blob(digest), &digest.file_name())
+        let removed = self.move_to_trash(&self.blob(digest), &digest.file_name())?;
+        self.remove_push_marks(digest)?;
+        Ok(removed)
+    }
+
+    /// Removes the push marks of a blob, so that quotas no longer count it.
+    fn remove_push_marks(&self, digest: &Digest) -> Result<(), MirrorError> {
+        for dir_name in registry_dir::file_names(&self.pushed_marks())? {
+            let dir = self.pushed_marks().join(dir_name);
+            for mark in registry_dir::file_names(&dir)? {
+                if is_push_mark_of(&mark, digest) {
+                    registry_dir::remove_file(&dir.join(mark))?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 

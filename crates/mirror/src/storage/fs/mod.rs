@@ -5,6 +5,7 @@ pub(crate) mod inventory;
 mod list_models;
 pub(crate) mod manifest_lists;
 mod manifests;
+mod metadata_usage;
 mod notes;
 #[cfg(all(test, unix))]
 mod race_tests;
@@ -32,6 +33,7 @@ use crate::storage::collection_rules::BLOB_GRACE_PERIOD;
 use crate::storage::note_store::{NoteStore, SIZE_NOTE_REFRESH, expired_size_notes};
 use crate::types::manifest::{Descriptor, Manifest};
 use crate::types::repository::{Reference, Repository};
+use crate::types::storage_usage::NamespaceUsages;
 use crate::types::stored_object::{ConditionalRemoval, StoredObject, TagEntry};
 
 /// How long damaged blobs are kept.
@@ -367,6 +369,10 @@ impl ObjectInventory for FileStorage {
 
     fn stored_objects(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<StoredObject>> {
         Box::pin(self.run_blocking(move |registry| registry.stored_objects(&scope)))
+    }
+
+    fn metadata_usage(&self, scope: InventoryScope) -> StorageFuture<'_, NamespaceUsages> {
+        Box::pin(self.run_blocking(move |registry| registry.metadata_usage(&scope)))
     }
 
     fn collect_garbage(&self) -> StorageFuture<'_, ()> {

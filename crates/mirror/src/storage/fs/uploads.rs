@@ -18,9 +18,10 @@ use super::registry_dir::{self, RegistryDir, io_error, none_if_absent};
 use crate::blocking::{StorageFuture, blocking};
 use crate::error::{InternalError, MirrorError};
 use crate::locks::lock;
-use crate::storage::{UploadPart, UploadStore};
+use crate::storage::{InventoryScope, UploadPart, UploadStore};
 use crate::types::name_error::NameError;
 use crate::types::repository::Repository;
+use crate::types::storage_usage::StoredUpload;
 use crate::types::upload_id::UploadId;
 use crate::uploads::PIECE_TIMEOUT;
 use crate::uploads::admission::{MAX_EMPTY_IDLE_TIME, MAX_IDLE_TIME, OpenUpload, drop_candidates};
@@ -37,13 +38,20 @@ const FREE_SPACE_CHECK_BYTES: u64 = 64 << 20;
 pub(crate) struct UploadSessions {
     registry: RegistryDir,
     sessions: Arc<Mutex<SessionMap>>,
-    /// Owners of open uploads. They never change.
-    owners: Arc<Mutex<HashMap<UploadId, String>>>,
+    /// Repositories and owners of open uploads. They never change.
+    origins: Arc<Mutex<HashMap<UploadId, UploadOrigin>>>,
     /// Held from counting the open uploads until the new one exists.
     begin_lock: Arc<Mutex<()>>,
 }
 
 type SessionMap = HashMap<UploadId, Arc<tokio::sync::Mutex<UploadSession>>>;
+
+/// Repository and owner of an open upload.
+#[derive(Clone)]
+struct UploadOrigin {
+    repository: String,
+    owner: String,
+}
 
 /// Record of an upload, in a file next to its bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -72,8 +80,8 @@ struct UploadSession {
 
 impl UploadSessions {
     pub(crate) fn new(registry: RegistryDir) -> Self {
-        let (sessions, owners, begin_lock) = (Arc::default(), Arc::default(), Arc::default());
-        Self { registry, sessions, owners, begin_lock }
+        let (sessions, origins, begin_lock) = (Arc::default(), Arc::default(), Arc::default());
+        Self { registry, sessions, origins, begin_lock }
     }
 
     /// Creates an upload with its session. Blocks on the disk.
@@ -136,13 +144,37 @@ impl UploadSessions {
                 age > if len == 0 { MAX_EMPTY_IDLE_TIME } else { MAX_IDLE_TIME }
             };
             if !is_expired(meta.len(), age) || !self.drop_upload_if(&id, is_expired)? {
-                let owner = self.owner(&id)?;
+                // The upload is just being opened, or its record is invalid, so that no client can
+                // resume it.
+                let owner = self.origin(&id)?.map(|origin| origin.owner).unwrap_or_default();
                 open.push(OpenUpload { id, owner, idle: age, has_bytes: meta.len() > 0 });
             }
         }
         let ids: HashSet<&UploadId> = open.iter().map(|upload| &upload.id).collect();
-        lock(&self.owners).retain(|id, _| ids.contains(id));
+        lock(&self.origins).retain(|id, _| ids.contains(id));
         Ok(open)
+    }
+
+    /// Returns the open uploads in a scope. Blocks on the disk.
+    fn stored_in(&self, scope: &InventoryScope) -> Result<Vec<StoredUpload>, MirrorError> {
+        let mut stored = Vec::new();
+        for file_name in registry_dir::file_names(&self.registry.uploads())? {
+            let Ok(id) = UploadId::parse(&file_name) else { continue };
+            let Some(origin) = self.origin(&id)? else { continue };
+            let Ok(name) = Repository::parse(&origin.repository) else { continue };
+            if !scope.contains(&name) {
+                continue;
+            }
+            let (data, record) = paths(&self.registry, &id);
+            // The upload may end at any time.
+            let data = none_if_absent(fs::metadata(&data), "read", &data)?;
+            let record = none_if_absent(fs::metadata(&record), "read", &record)?;
+            if let (Some(data), Some(record)) = (data, record) {
+                let (bytes, record_bytes, idle) = (data.len(), record.len(), age(&data));
+                stored.push(StoredUpload { name, id, bytes, record_bytes, idle });
+            }
+        }
+        Ok(stored)
     }
 
     /// Drops an upload if a limit on open uploads is reached.
@@ -193,20 +225,17 @@ impl UploadSessions {
         Ok(true)
     }
 
-    /// Returns the owner of an open upload.
-    fn owner(&self, id: &UploadId) -> Result<String, MirrorError> {
-        if let Some(owner) = lock(&self.owners).get(id) {
-            return Ok(owner.clone());
+    /// Returns repository and owner of an open upload; `None` if its record cannot be used.
+    fn origin(&self, id: &UploadId) -> Result<Option<UploadOrigin>, MirrorError> {
+        if let Some(origin) = lock(&self.origins).get(id) {
+            return Ok(Some(origin.clone()));
         }
         let record = registry_dir::read_small_file(&paths(&self.registry, id).1)?;
-        // The upload is just being opened, or its record is invalid, so that nobody can resume it.
-        let Some(record) =
-            record.and_then(|record| serde_json::from_slice::<UploadRecord>(&record).ok())
-        else {
-            return Ok(String::new());
-        };
-        lock(&self.owners).insert(id.clone(), record.owner.clone());
-        Ok(record.owner)
+        let record = record.and_then(|record| serde_json::from_slice::<UploadRecord>(&record).ok());
+        let Some(UploadRecord { repository, owner, .. }) = record else { return Ok(None) };
+        let origin = UploadOrigin { repository, owner };
+        lock(&self.origins).insert(id.clone(), origin.clone());
+        Ok(Some(origin))
     }
 
     /// Returns a session; `None` if the upload cannot be resumed. Blocks on the disk for an upload
@@ -335,6 +364,11 @@ impl UploadStore for UploadSessions {
             session.is_finished = true;
             blocking(move || session.discard()).await
         })
+    }
+
+    fn stored_uploads(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<StoredUpload>> {
+        let uploads = self.clone();
+        Box::pin(blocking(move || uploads.stored_in(&scope)))
     }
 }
 

@@ -52,6 +52,8 @@ pub(super) struct ObjectInfo {
     pub(super) version: String,
     /// Write time by the clock of the service.
     pub(super) written: SystemTime,
+    /// Size in bytes.
+    pub(super) size: u64,
 }
 
 impl ObjectInfo {
@@ -176,6 +178,24 @@ impl Bucket {
             Some((parts.next()?, parts.next()?, object_info(meta).age()))
         };
         Ok(all.iter().filter_map(segments).collect())
+    }
+
+    /// Lists the objects below a folder at any depth: first segment below the folder, and size.
+    pub(super) async fn list_sizes(
+        &self,
+        folder: &Path,
+    ) -> Result<Vec<(String, u64)>, MirrorError> {
+        let all: Vec<ObjectMeta> = self
+            .service
+            .list(Some(folder))
+            .try_collect()
+            .await
+            .map_err(|e| self.service_error(&e))?;
+        let first = |meta: &ObjectMeta| {
+            let segment = meta.location.prefix_match(folder)?.next()?.as_ref().to_owned();
+            Some((segment, meta.size))
+        };
+        Ok(all.iter().filter_map(first).collect())
     }
 
     /// Lists all keys of the storage as segments, sorted.
@@ -322,6 +342,7 @@ fn object_info(meta: &ObjectMeta) -> ObjectInfo {
         name: meta.location.filename().unwrap_or_default().to_owned(),
         version: meta.e_tag.clone().unwrap_or_else(|| meta.last_modified.to_string()),
         written: meta.last_modified.into(),
+        size: meta.size,
     }
 }
 

@@ -9,7 +9,7 @@ use puna_store::Digest;
 use super::blob_location::{BlobLocation, blob_key};
 use super::bucket::{ObjectInfo, to_json};
 use super::removal::REMOVAL_MARKERS_DIR;
-use super::{S3Storage, SIZES, map_concurrently};
+use super::{PUSH_MARKS, S3Storage, SIZES, map_concurrently};
 use crate::error::MirrorError;
 use crate::locks::lock;
 use crate::storage::collection_rules::BLOB_GRACE_PERIOD;
@@ -73,7 +73,7 @@ impl S3Storage {
 
     /// Removes push marks and removal markers whose time is over.
     async fn remove_old_marks(&self) -> Result<(), MirrorError> {
-        for kind in ["brought", REMOVAL_MARKERS_DIR] {
+        for kind in [PUSH_MARKS, REMOVAL_MARKERS_DIR] {
             for (folder, mark, age) in self.bucket.list_nested(&self.bucket.key([kind])).await? {
                 if age > BLOB_GRACE_PERIOD {
                     self.bucket.remove(&self.bucket.key([kind, &folder, &mark])).await?;

@@ -24,6 +24,7 @@
 //! each other.
 
 mod blob_location;
+mod bounded_cache;
 mod bucket;
 mod connection;
 #[cfg(test)]
@@ -34,13 +35,14 @@ mod garbage_collection;
 mod inventory;
 mod manifest_lists;
 mod manifests;
+mod metadata_usage;
 mod notes;
 mod removal;
 #[cfg(test)]
 mod tests;
 mod uploads;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -54,13 +56,14 @@ use super::{
 };
 use crate::blocking::{StorageFuture, blocking};
 use crate::error::{Denial, MirrorError};
-use crate::locks::lock;
 use crate::storage::collection_rules::GcRefusalLog;
 use crate::storage::note_store::NoteStore;
 use crate::types::manifest::{Descriptor, Manifest};
 use crate::types::repository::{Reference, Repository};
-use crate::types::stored_object::{ConditionalRemoval, StoredObject, TagEntry};
+use crate::types::storage_usage::NamespaceUsages;
+use crate::types::stored_object::{ConditionalRemoval, StoredObject, TagEntry, is_push_mark_of};
 use blob_location::{BlobLocation, S3Blob, blob_key, read_blob_location};
+use bounded_cache::BoundedCache;
 use bucket::Bucket;
 use notes::S3Notes;
 use uploads::UploadSessions;
@@ -69,11 +72,10 @@ pub use connection::S3Location;
 
 /// Largest number of concurrent requests of an operation on many objects.
 const MAX_CONCURRENT_REQUESTS: usize = 16;
-/// Capacity of each cache: manifests, tags and blob locations.
-const MAX_CACHED: usize = 20_000;
-
 /// Folder of the size notes.
 const SIZES: &str = "sizes";
+/// Folder of the push marks.
+const PUSH_MARKS: &str = "brought";
 
 /// Storage in a bucket.
 pub struct S3Storage {
@@ -169,7 +171,7 @@ impl S3Storage {
         let stored_object =
             |name, kept: Manifest, written| StoredObject::from_manifest(name, &kept, Some(written));
         let mut stored_objects = self.map_manifests(&is_wanted, stored_object).await?;
-        for (folder, mark, _) in self.bucket.list_nested(&self.bucket.key(["brought"])).await? {
+        for (folder, mark, _) in self.bucket.list_nested(&self.bucket.key([PUSH_MARKS])).await? {
             let name = Repository::from_dir_name(&folder).filter(&is_wanted);
             stored_objects.extend(name.and_then(|name| StoredObject::from_push_mark(name, &mark)));
         }
@@ -177,30 +179,15 @@ impl S3Storage {
     }
 }
 
-/// Cache of immutable values. It is cleared when full.
-struct BoundedCache<K, V>(Mutex<HashMap<K, V>>);
-
-impl<K, V> Default for BoundedCache<K, V> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<K: Eq + std::hash::Hash, V: Clone> BoundedCache<K, V> {
-    fn get(&self, key: &K) -> Option<V> {
-        self.lock().get(key).cloned()
-    }
-
-    fn put(&self, key: K, value: V) {
-        let mut known = self.lock();
-        if known.len() >= MAX_CACHED {
-            known.clear();
+impl S3Storage {
+    /// Removes the push marks of a blob, so that quotas no longer count it.
+    async fn remove_push_marks(&self, digest: &Digest) -> Result<(), MirrorError> {
+        for (folder, mark, _) in self.bucket.list_nested(&self.bucket.key([PUSH_MARKS])).await? {
+            if is_push_mark_of(&mark, digest) {
+                self.bucket.remove(&self.bucket.key([PUSH_MARKS, &folder, &mark])).await?;
+            }
         }
-        known.insert(key, value);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<K, V>> {
-        lock(&self.0)
+        Ok(())
     }
 }
 
@@ -359,6 +346,7 @@ impl BlobStore for S3Storage {
             }
             // The data stays as long as the name is in the trash.
             self.move_to_trash(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
+            self.remove_push_marks(&digest).await?;
             Ok(true)
         })
     }
@@ -370,7 +358,7 @@ impl BlobStore for S3Storage {
     ) -> StorageFuture<'a, bool> {
         Box::pin(async move {
             let marks =
-                self.bucket.list_objects(&self.bucket.key(["brought", &name.dir_name()])).await?;
+                self.bucket.list_objects(&self.bucket.key([PUSH_MARKS, &name.dir_name()])).await?;
             let mut brought = marks
                 .iter()
                 .filter_map(|mark| StoredObject::from_push_mark(name.clone(), &mark.name));
@@ -395,6 +383,10 @@ impl ObjectInventory for S3Storage {
 
     fn stored_objects(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<StoredObject>> {
         Box::pin(self.stored_objects_in(scope))
+    }
+
+    fn metadata_usage(&self, scope: InventoryScope) -> StorageFuture<'_, NamespaceUsages> {
+        Box::pin(self.usage_by_metadata(scope))
     }
 
     fn collect_garbage(&self) -> StorageFuture<'_, ()> {

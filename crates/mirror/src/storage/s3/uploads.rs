@@ -10,12 +10,14 @@ mod writer;
 use puna_registry::ResumableSha256;
 use puna_store::Digest;
 
+use super::PUSH_MARKS;
 use super::blob_location::{BlobLocation, blob_key, data_key, read_blob_location};
 use super::bucket::to_json;
 use crate::blocking::StorageFuture;
 use crate::error::{MirrorError, UploadProblem};
-use crate::storage::{UploadPart, UploadStore};
+use crate::storage::{InventoryScope, UploadPart, UploadStore};
 use crate::types::repository::Repository;
+use crate::types::storage_usage::StoredUpload;
 use crate::types::stored_object::push_mark_name;
 use crate::types::upload_id::UploadId;
 use crate::uploads::admission::drop_candidates;
@@ -141,7 +143,7 @@ impl UploadStore for UploadSessions {
                 let (received, committed) = (record.len, record.committed);
                 return Err(UploadProblem::Interrupted { received, committed }.into());
             }
-            let _room = self.memory.reserve(record.tail).await?;
+            let _room = self.memory.reserve(&record.owner, record.tail).await?;
             let result = self.make_blob(id, &record, digest).await;
             // A failure of the service may be retried; a wrong digest stays wrong.
             if !matches!(result, Err(MirrorError::StorageFailed { .. })) {
@@ -151,7 +153,7 @@ impl UploadStore for UploadSessions {
             result?;
             // The client that pushed the bytes may name them in a manifest.
             let mark = self.bucket.key([
-                "brought",
+                PUSH_MARKS,
                 &name.dir_name(),
                 &push_mark_name(&digest, record.len),
             ]);
@@ -164,5 +166,9 @@ impl UploadStore for UploadSessions {
             let (_held, record, _) = self.lock_upload(name, id).await?;
             self.delete_upload(id, &record, false).await
         })
+    }
+
+    fn stored_uploads(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<StoredUpload>> {
+        Box::pin(self.stored_in(scope))
     }
 }

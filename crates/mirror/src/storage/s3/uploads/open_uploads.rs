@@ -7,10 +7,14 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::record::{OpenUploadSummary, UploadRecord};
+use super::record::{OpenUploadSummary, UploadProgress, UploadRecord};
 use super::sessions::UploadSessions;
 use crate::error::MirrorError;
 use crate::locks::lock;
+use crate::storage::InventoryScope;
+use crate::storage::s3::bucket::ObjectInfo;
+use crate::types::repository::Repository;
+use crate::types::storage_usage::StoredUpload;
 use crate::types::upload_id::UploadId;
 use crate::uploads::admission::{DropCandidates, MAX_IDLE_TIME, OpenUpload};
 
@@ -124,6 +128,58 @@ impl UploadSessions {
             }
         }
         Ok(open)
+    }
+
+    /// Returns the open uploads in a scope.
+    pub(super) async fn stored_in(
+        &self,
+        scope: InventoryScope,
+    ) -> Result<Vec<StoredUpload>, MirrorError> {
+        let objects = self.bucket.list_objects(&self.bucket.key(["uploads"])).await?;
+        let (mut stored, mut alive) = (Vec::new(), HashSet::new());
+        for entry in objects {
+            let Some(Ok(id)) = entry.name.strip_suffix(".json").map(UploadId::parse) else {
+                continue;
+            };
+            alive.insert(id.clone());
+            let Some(UploadProgress { repository, len: bytes, .. }) =
+                self.progress(&id, &entry, &scope).await?
+            else {
+                continue;
+            };
+            let Ok(name) = Repository::parse(&repository) else { continue };
+            if scope.contains(&name) {
+                let (record_bytes, idle) = (entry.size, entry.age());
+                stored.push(StoredUpload { name, id, bytes, record_bytes, idle });
+            }
+        }
+        lock(&self.progress).retain(|id, _| alive.contains(id));
+        Ok(stored)
+    }
+
+    /// Returns repository and size of an upload; `None` if its record cannot be used. The record is
+    /// read again only if it has changed and its repository is in the scope.
+    async fn progress(
+        &self,
+        id: &UploadId,
+        entry: &ObjectInfo,
+        scope: &InventoryScope,
+    ) -> Result<Option<UploadProgress>, MirrorError> {
+        let known = lock(&self.progress).get(id).cloned();
+        if let Some(known) = known {
+            let name = Repository::parse(&known.repository);
+            let is_wanted = name.is_ok_and(|name| scope.contains(&name));
+            if known.version == entry.version || !is_wanted {
+                return Ok(Some(known));
+            }
+        }
+        let Some(bytes) = self.bucket.read(&self.record_key(id)).await? else { return Ok(None) };
+        let Ok(UploadRecord { repository, len, .. }) = serde_json::from_slice(&bytes) else {
+            return Ok(None);
+        };
+        let progress = UploadProgress { version: entry.version.clone(), repository, len };
+        lock(&self.progress).insert(id.clone(), progress.clone());
+        Ok(Some(progress))
     }
 
     /// Returns the properties of an upload; `None` if it does not exist. The record is read once,

@@ -82,3 +82,12 @@ impl OpenUploadSummary {
         Self { owner: record.owner.clone(), has_bytes: record.has_bytes() }
     }
 }
+
+/// Cached repository and size of an upload, as of a version of its record.
+#[derive(Clone)]
+pub(super) struct UploadProgress {
+    pub(super) version: String,
+    pub(super) repository: String,
+    /// Received bytes.
+    pub(super) len: u64,
+}

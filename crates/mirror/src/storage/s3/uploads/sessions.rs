@@ -8,7 +8,7 @@ use bytes::Bytes;
 use object_store::path::Path;
 
 use super::memory_budget::MemoryBudget;
-use super::record::{OpenUploadSummary, UploadRecord};
+use super::record::{OpenUploadSummary, UploadProgress, UploadRecord};
 use crate::error::MirrorError;
 use crate::locks::{KeyGuard, KeyedLocks};
 use crate::storage::s3::blob_location::data_key;
@@ -21,6 +21,8 @@ pub(crate) struct UploadSessions {
     pub(super) bucket: Bucket,
     /// Cached properties of open uploads.
     pub(super) summaries: Mutex<HashMap<UploadId, OpenUploadSummary>>,
+    /// Repositories and sizes of open uploads, as of a version of their records.
+    pub(super) progress: Mutex<HashMap<UploadId, UploadProgress>>,
     /// Held while this process works on an upload.
     pub(super) upload_locks: KeyedLocks<UploadId>,
     /// Held from counting the open uploads until the new one exists.
@@ -34,6 +36,7 @@ impl UploadSessions {
         Self {
             bucket,
             summaries: Mutex::default(),
+            progress: Mutex::default(),
             upload_locks: KeyedLocks::default(),
             begin_lock,
             memory,

@@ -161,7 +161,9 @@ impl<'a> Writer<'a> {
         let begun = Instant::now();
         loop {
             let held = self.memory.as_ref().map(|(_, since)| since.elapsed());
-            if held.is_some_and(|held| held > MEMORY_SHARE_TIME) && self.uploads.memory.is_short() {
+            if held.is_some_and(|held| held > MEMORY_SHARE_TIME)
+                && self.uploads.memory.is_short(&self.record.owner)
+            {
                 self.flush(false).await?;
             }
             match timeout(MEMORY_CHECK_INTERVAL, body.next()).await {
@@ -196,15 +198,16 @@ impl<'a> Writer<'a> {
     /// continue.
     async fn reserve_more(&mut self, more: usize) -> Result<(), MirrorError> {
         if self.memory.is_none() {
-            let now = self.uploads.memory.try_reserve(self.buffered_bytes + more);
+            let bytes = self.buffered_bytes + more;
+            let now = self.uploads.memory.try_reserve(&self.record.owner, bytes);
             self.reserve_memory(now).await?;
         }
         let Some((memory, _)) = &mut self.memory else { return Ok(()) };
-        let lacks = (self.buffered_bytes + more).saturating_sub(memory.num_permits());
+        let lacks = (self.buffered_bytes + more).saturating_sub(memory.bytes());
         if lacks == 0 {
             return Ok(());
         }
-        match self.uploads.memory.try_reserve(lacks) {
+        match self.uploads.memory.try_reserve(&self.record.owner, lacks) {
             Some(found) => memory.merge(found),
             None => {
                 self.flush(false).await?;
@@ -219,11 +222,12 @@ impl<'a> Writer<'a> {
         let memory = match found {
             Some(memory) => memory,
             None => {
-                let (memory, bytes) = (
+                let (memory, owner, bytes) = (
                     &self.uploads.memory,
+                    self.record.owner.clone(),
                     self.record.next_part_memory(self.buffered_bytes as u64, self.remaining),
                 );
-                self.wait_with_heartbeat(memory.reserve(bytes)).await??
+                self.wait_with_heartbeat(memory.reserve(&owner, bytes)).await??
             }
         };
         if self.buffered_bytes > 0 {
