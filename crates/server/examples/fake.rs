@@ -18,7 +18,8 @@ use puna_engine::{EngineError, Event, FinishReason, GenerationStats, Piece, Requ
 use puna_sampler::{Constraint, Grammar};
 use puna_server::canonical::TokenizeTask;
 use puna_server::runner::generator::{
-    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, RerankCallback,
+    EmbedCallback, EncodeCancelled, EncodeResult, Generator, LoadError, LoadedModelInfo, Loader,
+    RerankCallback,
 };
 use puna_server::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use puna_server::runner::worker;
@@ -115,24 +116,29 @@ impl Generator for ClockGenerator {
         &self.model_info
     }
 
-    fn encode(&self, text: &str) -> Vec<u32> {
-        text.bytes().map(u32::from).collect()
+    fn encode(&self, text: &str, _: &AtomicBool) -> EncodeResult {
+        Ok(text.bytes().map(u32::from).collect())
     }
 
-    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
-        self.encode(&text.text)
+    fn tokenize(&self, text: &TokenizeTask, cancelled: &AtomicBool) -> EncodeResult {
+        self.encode(&text.text, cancelled)
     }
 
-    fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
-        parts.iter().flat_map(|(text, _)| self.encode(text)).collect()
+    fn encode_parts(&self, parts: &[(&str, bool)], _: &AtomicBool) -> EncodeResult {
+        Ok(parts.iter().flat_map(|(text, _)| text.bytes().map(u32::from)).collect())
     }
 
-    fn encode_prompt(&self, parts: &[(&str, bool)], _: &str) -> Vec<u32> {
-        self.encode_parts(parts)
+    fn encode_prompt(
+        &self,
+        parts: &[(&str, bool)],
+        _: &str,
+        cancelled: &AtomicBool,
+    ) -> EncodeResult {
+        self.encode_parts(parts, cancelled)
     }
 
-    fn controls_in(&self, _: &str) -> Vec<Range<usize>> {
-        Vec::new()
+    fn controls_in(&self, _: &str, _: &AtomicBool) -> Result<Vec<Range<usize>>, EncodeCancelled> {
+        Ok(Vec::new())
     }
 
     fn decode(&self, tokens: &[u32]) -> String {

@@ -57,8 +57,13 @@ impl Task {
 /// Bytes of text that can be processed in the time of one grammar byte.
 const GRAMMAR_WEIGHT: usize = 64;
 
+/// Approximate bytes of the texts in the values of a JSON object.
+pub(crate) fn object_bytes(map: &Map<String, Value>) -> usize {
+    map.values().map(json_bytes).sum()
+}
+
 /// Approximate bytes of the texts in a JSON value.
-fn json_bytes(value: &Value) -> usize {
+pub(crate) fn json_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(list) => list.iter().map(json_bytes).sum::<usize>() + 1,
@@ -143,9 +148,8 @@ const MAX_REPLICATED_BYTES: usize = 256 << 20;
 impl GenerateTask {
     /// Approximate bytes of text to process before the generation can start.
     pub fn text_bytes(&self) -> usize {
-        let object = |map: &Map<String, Value>| map.values().map(json_bytes).sum::<usize>();
         let message = |m: &Message| {
-            let calls = m.tool_calls.iter().map(|call| 64 + object(&call.function.arguments));
+            let calls = m.tool_calls.iter().map(|call| 64 + object_bytes(&call.function.arguments));
             let images = m.images.iter().map(|image| image.bytes().len());
             m.content.len() + m.thinking.len() + calls.chain(images).sum::<usize>()
         };
@@ -171,7 +175,7 @@ impl GenerateTask {
             _ => 0,
         };
         input
-            + object(&self.variables)
+            + object_bytes(&self.variables)
             + GRAMMAR_WEIGHT * (forced + self.format.as_ref().map_or(0, Constraint::bytes))
     }
 

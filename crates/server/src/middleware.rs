@@ -25,9 +25,10 @@ use crate::config::TrustedProxies;
 use crate::config::origins::Origins;
 use crate::http::access_log::{KeyName, LogEntry};
 use crate::http::body_budget::{BodyBudget, HeldReservation};
-use crate::http::host_check::{HostKind, classify_host, machine_name};
+use crate::http::connection_table::ConnectionSlot;
+use crate::http::host_check::{HostKind, HostNames, machine_name};
 use crate::http::peer::{host, is_local, peer, resolve_client_address};
-use crate::http::serve::RequestHandler;
+use crate::http::serve::{RequestHandler, exhausted_response};
 use crate::http::{CallerAccess, Client, CompatibilityReport, Dialect, SchemaReport};
 use crate::metrics::ServerMetrics;
 use crate::mirror::Registry;
@@ -56,7 +57,7 @@ struct Inner {
     origins: Origins,
     /// Whether `Host` headers are checked, which is so on loopback addresses only.
     checks_hosts: bool,
-    machine: String,
+    host_names: HostNames,
     authorizer: Arc<Authorizer>,
     owners: Owners,
     trusted_proxies: TrustedProxies,
@@ -78,6 +79,7 @@ impl Middleware {
         let config = app.config();
         let owners = Owners::open(&config.keys, config.prefix_sharing);
         let (origins, trusted_proxies) = (config.origins.clone(), config.trusted_proxies.clone());
+        let host_names = HostNames::new(&machine_name(), &config.allowed_hosts);
         let router = routes
             .into_iter()
             .fold(Router::new(), |router, route| router.route(route.path, route.handler));
@@ -88,7 +90,7 @@ impl Middleware {
             metrics,
             origins,
             checks_hosts,
-            machine: machine_name(),
+            host_names,
             authorizer,
             owners,
             trusted_proxies,
@@ -125,14 +127,6 @@ impl Middleware {
     /// Checks the origin and answers a request. `path` is the decoded path; `None` if it cannot be
     /// decoded, which is answered with 404.
     async fn check_origin_and_route(&self, request: Request, path: Option<&str>) -> Response {
-        if request.headers().get_all(header::HOST).iter().count() > 1 {
-            // A proxy in front may have checked a different `Host` header than this server would.
-            return plain_text(
-                StatusCode::BAD_REQUEST,
-                "400 Bad Request: too many Host headers",
-                request.method(),
-            );
-        }
         let route_match = match path {
             Some(path) => self.0.table.resolve(request.method(), path),
             None => RouteMatch::NotFound,
@@ -164,7 +158,7 @@ impl Middleware {
     ) -> Response {
         if self.0.checks_hosts {
             let host = host(&request);
-            match classify_host(host, &self.0.machine) {
+            match self.0.host_names.classify(host) {
                 // The mirror has host names of its own, which are valid for its paths only.
                 HostKind::Foreign
                     if self.registry(path).is_some_and(|registry| registry.is_named(host)) => {}
@@ -208,6 +202,12 @@ impl Middleware {
                 denied(request.extensions().get().copied().unwrap_or_default(), refusal)
             }
             Ok(authorized) => {
+                if let Some(client) = authorized.client {
+                    let slot = request.extensions().get::<ConnectionSlot>();
+                    if slot.is_some_and(|slot| slot.assign_key(client).is_err()) {
+                        return exhausted_response();
+                    }
+                }
                 let address = peer(&request);
                 let principal = authorized.principal.unwrap_or(Principal::Address(address));
                 let number = authorized.client.unwrap_or_else(|| Client::number_at(address));
@@ -238,7 +238,7 @@ impl Middleware {
     }
 
     fn is_local(&self, request: &Request) -> bool {
-        is_local(request, &self.0.machine)
+        is_local(request, &self.0.host_names)
     }
 
     /// The mirror, if the path belongs to it.

@@ -23,7 +23,7 @@ use crate::auth::{Key, Scope};
 use crate::config::{Config, MirrorConfig, TrustedProxies};
 use crate::error::ServeError;
 use crate::http::access_log::LogEntry;
-use crate::http::host_check::{HostKind, classify_host, machine_name};
+use crate::http::host_check::{HostKind, HostNames, machine_name};
 use crate::http::peer::{host, is_local, peer, resolve_client_address};
 use crate::http::serve::{ConnectionConfig, RequestHandler, run};
 use crate::http::tls::Tls;
@@ -46,7 +46,7 @@ pub fn is_public_key(word: &str) -> bool {
 pub(crate) struct Registry {
     mirror: Mirror,
     authorizer: Arc<Authorizer>,
-    machine: Arc<str>,
+    host_names: Arc<HostNames>,
 }
 
 impl Registry {
@@ -61,6 +61,7 @@ impl Registry {
         authorizer: Arc<Authorizer>,
     ) -> Result<Self, ServeError> {
         let prunes = !config.no_prune;
+        let host_names = HostNames::new(&machine_name(), &config.allowed_hosts).into();
         let config = &config.mirror;
         let settings = Settings {
             anonymous: config.anonymous,
@@ -96,7 +97,7 @@ impl Registry {
         };
         let cleaned = mirror.clone();
         puna_tasks::spawn(async move { cleaned.run_maintenance().await });
-        Ok(Self { mirror, authorizer, machine: machine_name().into() })
+        Ok(Self { mirror, authorizer, host_names })
     }
 
     /// Whether a `Host` header has one of the configured host names of the mirror.
@@ -111,7 +112,7 @@ impl Registry {
             return Err(Denial::SeveralHosts.into());
         }
         let host = host(request);
-        match classify_host(host, &self.machine) == HostKind::Foreign && !self.is_named(host) {
+        match self.host_names.classify(host) == HostKind::Foreign && !self.is_named(host) {
             true => Err(Denial::ForeignMirrorHost.into()),
             false => Ok(()),
         }
@@ -121,7 +122,7 @@ impl Registry {
     pub(crate) async fn answer(&self, mut request: Request) -> Response {
         // A web page opened on this machine sends requests from it, but must not get the rights of
         // a local user.
-        if is_local(&request, &self.machine) && !request.headers().contains_key(header::ORIGIN) {
+        if is_local(&request, &self.host_names) && !request.headers().contains_key(header::ORIGIN) {
             request.extensions_mut().insert(puna_mirror::LocalRequest);
         }
         let caller = ClientAddress(peer(&request).to_string());

@@ -3,6 +3,8 @@
 //!
 //! The test program is its own runner: the argument `runner` makes it one.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -58,6 +60,14 @@ const TESTS: &[Test] = &[
         a_draft_model_is_loaded_beside_the_model_and_changes_no_answer,
     ),
     ("a_client_that_leaves_lets_its_runner_rest", a_client_that_leaves_lets_its_runner_rest),
+    (
+        "texts_to_tokenize_are_bounded_and_a_client_that_leaves_ends_their_tokenizing",
+        texts_to_tokenize_are_bounded_and_a_client_that_leaves_ends_their_tokenizing,
+    ),
+    (
+        "idle_connections_of_one_address_lock_no_other_client_out",
+        idle_connections_of_one_address_lock_no_other_client_out,
+    ),
     ("an_unloaded_model_leaves_no_process", an_unloaded_model_leaves_no_process),
     ("runners_end_with_their_server", runners_end_with_their_server),
     ("a_server_that_is_told_to_end_says_so", a_server_that_is_told_to_end_says_so),
@@ -100,12 +110,22 @@ impl Server {
     fn start() -> Self {
         let models = tempfile::tempdir().unwrap();
         let program = std::env::current_exe().unwrap();
-        let mut child = Command::new(program)
-            .arg("server")
-            .arg(models.path())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(program);
+        command.arg("server").arg(models.path());
+        Self::start_with(models, command)
+    }
+
+    /// Starts a server that may open this number of files at most.
+    fn with_open_files(most: usize) -> Self {
+        let models = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("ulimit -n {most} && exec \"$0\" \"$@\""));
+        command.arg(std::env::current_exe().unwrap()).arg("server").arg(models.path());
+        Self::start_with(models, command)
+    }
+
+    fn start_with(models: tempfile::TempDir, mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let stdout = child.stdout.take().unwrap();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
@@ -292,6 +312,115 @@ fn a_killed_runner_costs_its_requests_an_error_and_nothing_else(server: &Server)
         "{message}"
     );
     assert!(!server.chat(5, || {}).unwrap().is_empty());
+}
+
+/// Sends a request and returns the connection.
+fn sent(port: u16, path: &str, body: &serde_json::Value) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let body = body.to_string();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body.as_bytes()).unwrap();
+    stream
+}
+
+fn answer_to(port: u16, path: &str, body: &serde_json::Value) -> String {
+    let mut answer = String::new();
+    sent(port, path, body).read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// Value of a line of `/proc/PID/status`, in KiB.
+#[cfg(target_os = "linux")]
+fn memory_kib(pid: u32, line: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let value = status.lines().find_map(|text| text.strip_prefix(line)).unwrap();
+    value.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn texts_to_tokenize_are_bounded_and_a_client_that_leaves_ends_their_tokenizing(server: &Server) {
+    const MOST: usize = 8 << 20;
+    let tokenize = |text: &str| json!({"model": "cria", "text": text});
+    assert!(answer_to(server.port, "/api/tokenize", &tokenize("hi")).starts_with("HTTP/1.1 200 "));
+    let runner = server.runners()[0];
+
+    let text = "a".repeat(MOST);
+    let begun = processor_time(runner);
+    let stream = sent(server.port, "/api/tokenize", &tokenize(&text));
+    wait_until("the runner tokenizes", || processor_time(runner) - begun > 5);
+    drop(stream);
+    std::thread::sleep(Duration::from_millis(100));
+    let left = processor_time(runner);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(processor_time(runner) - left <= 2, "the runner works for a client that has left");
+
+    #[cfg(target_os = "linux")]
+    {
+        let before = memory_kib(runner, "VmHWM:");
+        let answer = answer_to(server.port, "/api/tokenize", &tokenize(&text));
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{}", &answer[..200.min(answer.len())]);
+        let after = memory_kib(runner, "VmHWM:");
+        assert!(after - before < 96 << 10, "{} KiB", after - before);
+    }
+
+    let answer = answer_to(server.port, "/api/tokenize", &tokenize(&format!("{text}a")));
+    assert!(
+        answer.starts_with("HTTP/1.1 413 ") && answer.contains("the limit is 8388608"),
+        "{answer}"
+    );
+    // A text that cannot fit the context is refused without tokenizing it.
+    let start = Instant::now();
+    let chat = json!({"model": "cria", "messages": [{"role": "user", "content": &text}]});
+    let answer = answer_to(server.port, "/v1/chat/completions", &chat);
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+/// Status line of `GET /api/version`, sent from an address of this machine.
+fn version_status(server: &Server, from: &str) -> String {
+    let answer = server.runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+        let to = format!("127.0.0.1:{}", server.port).parse().unwrap();
+        let exchange = async {
+            let mut stream = socket.connect(to).await?;
+            let request =
+                "GET /api/version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+            tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await?;
+            let mut answer = String::new();
+            tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut answer).await?;
+            Ok::<_, std::io::Error>(answer)
+        };
+        tokio::time::timeout(Duration::from_secs(5), exchange).await
+    });
+    let answer = answer.expect("an answer in time").expect("a connection");
+    answer.lines().next().unwrap_or_default().to_owned()
+}
+
+fn idle_connections_of_one_address_lock_no_other_client_out(_: &Server) {
+    let server = Server::with_open_files(128);
+    let mut idle = Vec::new();
+    // A request in progress survives the flood.
+    let answer = server.chat(20, || {
+        idle.extend((0..400).map(|i| {
+            let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+            // Half of them send a part of a request.
+            if i % 2 == 0 {
+                let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: ");
+            }
+            stream
+        }));
+    });
+    assert!(!answer.unwrap().is_empty());
+    for from in ["127.0.0.1", "127.0.0.2"] {
+        if cfg!(target_os = "linux") || from == "127.0.0.1" {
+            assert_eq!(version_status(&server, from), "HTTP/1.1 200 OK", "{from}");
+        }
+    }
+    drop(idle);
 }
 
 fn a_client_that_leaves_lets_its_runner_rest(server: &Server) {

@@ -12,10 +12,12 @@ use puna_gguf::Metadata;
 
 use crate::TokenizerError;
 use crate::bytes;
+use crate::control::EncodeControl;
 use crate::hash::{Merge, MergeTable, TextTable};
-use crate::merge::{Merger, Symbol, WordCache};
+use crate::long_word::merge_parts;
+use crate::merge::{MergeRules, Merger, Symbol, WordCache};
 use crate::pre_tokenizer::PreTokenizer;
-use crate::segments::AdjacentPairs;
+use crate::segments::{AdjacentPairs, SegmentStream, split_at_border};
 use crate::vocab::{Vocab, check_limit};
 
 const MERGES: &str = "tokenizer.ggml.merges";
@@ -93,27 +95,69 @@ impl Bpe {
     }
 
     /// Appends the tokens of a text without special tokens.
-    pub(crate) fn encode(&self, vocab: &Vocab, text: &str, ids: &mut Vec<u32>) {
-        let text = self.normalize(text);
-        let mut ends = Vec::new();
+    pub(crate) fn encode(
+        &self,
+        vocab: &Vocab,
+        text: &str,
+        ids: &mut Vec<u32>,
+        control: EncodeControl<'_>,
+    ) {
         let mut merger = Merger::default();
-        if !self.splits_whitespace {
-            return self.encode_words(vocab, &text, ids, &mut merger, &mut ends);
-        }
-        for word in text.split(char::is_whitespace).filter(|word| !word.is_empty()) {
-            self.encode_words(vocab, word, ids, &mut merger, &mut ends);
+        if self.splits_whitespace {
+            let words = text.split(char::is_whitespace).filter(|word| !word.is_empty());
+            for word in words.take_while(|_| !control.is_cancelled()) {
+                let word = self.normalize(word, control);
+                self.encode_words(vocab, &word, ids, &mut merger, control);
+            }
+        } else if self.pre.escape_spaces {
+            self.encode_lines(vocab, text, ids, &mut merger, control);
+        } else {
+            self.encode_words(vocab, text, ids, &mut merger, control);
         }
     }
 
-    fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
+    fn normalize<'a>(&self, text: &'a str, control: EncodeControl<'_>) -> Cow<'a, str> {
         let mut text = Cow::Borrowed(text);
         if self.splits_whitespace && self.lowercase {
-            text = text.chars().flat_map(char::to_lowercase).collect::<String>().into();
+            let characters = text.chars().take_while(|_| !control.is_cancelled());
+            text = characters.flat_map(char::to_lowercase).collect::<String>().into();
         }
         if self.pre.escape_spaces && text.contains(' ') {
             text = text.replace(' ', "▁").into();
         }
         text
+    }
+
+    /// Encodes a text of lines in pieces, of which each becomes a copy with escaped spaces. A line
+    /// that is longer than a piece is encoded character by character.
+    fn encode_lines(
+        &self,
+        vocab: &Vocab,
+        text: &str,
+        ids: &mut Vec<u32>,
+        merger: &mut Merger,
+        control: EncodeControl<'_>,
+    ) {
+        let mut rest = text;
+        while !rest.is_empty() && !control.is_cancelled() {
+            let is_border = |before, c| (before == '\n') != (c == '\n');
+            let (piece, behind) = split_at_border(rest, is_border, control);
+            rest = behind;
+            match (&self.adjacent_pairs, piece.len() > control.piece_bytes) {
+                (Some(adjacent_pairs), true) if piece.len() > vocab.longest => {
+                    let rules = BpeRules { bpe: self, vocab };
+                    let mut segments = SegmentStream::new(&rules, adjacent_pairs, merger, control);
+                    for c in piece.chars().take_while(|_| !control.is_cancelled()) {
+                        segments.push(if c == ' ' { '▁' } else { c }, ids);
+                    }
+                    segments.finish(ids);
+                }
+                _ => {
+                    let piece = self.normalize(piece, control);
+                    self.encode_words(vocab, &piece, ids, merger, control);
+                }
+            }
+        }
     }
 
     fn encode_words(
@@ -122,70 +166,21 @@ impl Bpe {
         text: &str,
         ids: &mut Vec<u32>,
         merger: &mut Merger,
-        ends: &mut Vec<usize>,
+        control: EncodeControl<'_>,
     ) {
+        let rules = BpeRules { bpe: self, vocab };
         let mut cache = WordCache::new(text.len());
         let mut start = 0;
-        self.pre.set.split(text, self.original, ends);
-        for &end in ends.iter() {
+        self.pre.set.split(text, self.original, control.cancelled, &mut |end| {
             let word = &text[start..end];
             match &self.adjacent_pairs {
-                None => cache.append(word, ids, |ids| self.encode_word(vocab, word, ids, merger)),
+                None => cache.append(word, ids, |ids| rules.encode(word, ids, merger, control)),
                 Some(adjacent_pairs) => {
-                    self.encode_segments(vocab, word, adjacent_pairs, ids, merger, &mut cache)
+                    rules.encode_segments(word, adjacent_pairs, ids, merger, &mut cache, control);
                 }
             }
             start = end;
-        }
-    }
-
-    fn encode_segments<'a>(
-        &self,
-        vocab: &Vocab,
-        word: &'a str,
-        adjacent_pairs: &AdjacentPairs,
-        ids: &mut Vec<u32>,
-        merger: &mut Merger,
-        cache: &mut WordCache<'a>,
-    ) {
-        if let Some(id) = self.word_as_token(vocab, word) {
-            return ids.push(id);
-        }
-        let mut rest = word;
-        while !rest.is_empty() {
-            let (segment, behind) = rest.split_at(adjacent_pairs.first_segment_len(rest));
-            cache.append(segment, ids, |ids| self.merge_word(vocab, segment, ids, merger));
-            rest = behind;
-        }
-    }
-
-    fn encode_word(&self, vocab: &Vocab, word: &str, ids: &mut Vec<u32>, merger: &mut Merger) {
-        if let Some(id) = self.word_as_token(vocab, word) {
-            return ids.push(id);
-        }
-        self.merge_word(vocab, word, ids, merger);
-    }
-
-    fn merge_word(&self, vocab: &Vocab, word: &str, ids: &mut Vec<u32>, merger: &mut Merger) {
-        merger.symbols.clear();
-        if self.pre.byte_encode {
-            let symbols =
-                word.bytes().zip(0..).map(|(byte, at)| (self.bytes[usize::from(byte)], at));
-            merger.symbols.extend(symbols.map(|(id, at)| Symbol { id, start: at, end: at + 1 }));
-        } else {
-            merger.symbols.extend(word.char_indices().map(|(at, c)| {
-                let text = &word[at..at + c.len_utf8()];
-                let start = at as u32;
-                Symbol { id: self.symbol(vocab, text), start, end: start + text.len() as u32 }
-            }));
-        }
-        merger.run(|left, right| self.pairs.get(left.id, right.id));
-        for &symbol in &merger.symbols {
-            match (symbol.id as usize) < vocab.len() {
-                true => ids.push(symbol.id),
-                false => self.byte_fallback(vocab, symbol, word, ids),
-            }
-        }
+        });
     }
 
     /// The token of a whole word, if it needs no merges.
@@ -208,24 +203,106 @@ impl Bpe {
         vocab.id(&encoded)
     }
 
-    fn symbol(&self, vocab: &Vocab, text: &str) -> u32 {
-        let extra = || self.extra.ids.get(text.as_bytes()).copied();
-        vocab.id(text.as_bytes()).or_else(extra).unwrap_or(NO_SYMBOL)
+    fn symbol(&self, vocab: &Vocab, text: &[u8]) -> u32 {
+        let extra = || self.extra.ids.get(text).copied();
+        vocab.id(text).or_else(extra).unwrap_or(NO_SYMBOL)
     }
 
     /// Tokens for a symbol that is not a token: one for each byte that has a token. Skips other
     /// bytes.
     #[cold]
-    fn byte_fallback(&self, vocab: &Vocab, symbol: Symbol, word: &str, ids: &mut Vec<u32>) {
+    fn byte_fallback(&self, vocab: &Vocab, symbol: Symbol, word: &[u8], ids: &mut Vec<u32>) {
         if self.pre.byte_encode {
             // Like llama.cpp, which looks up the bytes of the text in the alphabet.
             let text = self.extra.texts.get(symbol.id as usize - vocab.len());
             ids.extend(text.iter().filter_map(|&byte| vocab.id(&[byte])));
         } else {
-            let text = &word.as_bytes()[symbol.start as usize..symbol.end as usize];
-            ids.extend(
-                text.iter().filter_map(|byte| vocab.id(format!("<0x{byte:02X}>").as_bytes())),
-            );
+            let text = &word[symbol.start as usize..symbol.end as usize];
+            ids.extend(text.iter().filter_map(|byte| vocab.id(&byte_token(*byte))));
+        }
+    }
+
+    /// Whether every byte of a text becomes part of a token.
+    pub(crate) fn covers_every_byte(&self, vocab: &Vocab) -> bool {
+        let has_bytes = || (0..=255).all(|byte| vocab.id(&byte_token(byte)).is_some());
+        !self.splits_whitespace
+            && self.extra.texts.iter().next().is_none()
+            && (self.pre.byte_encode || has_bytes())
+    }
+}
+
+/// Text of the token of a byte in vocabularies that do not use GPT-2's byte alphabet.
+fn byte_token(byte: u8) -> Vec<u8> {
+    format!("<0x{byte:02X}>").into_bytes()
+}
+
+/// A vocabulary with its merges.
+struct BpeRules<'a> {
+    bpe: &'a Bpe,
+    vocab: &'a Vocab,
+}
+
+impl BpeRules<'_> {
+    /// Appends the tokens of a word, with memory for a part of it.
+    fn encode(
+        &self,
+        word: &str,
+        ids: &mut Vec<u32>,
+        merger: &mut Merger,
+        control: EncodeControl<'_>,
+    ) {
+        match self.bpe.word_as_token(self.vocab, word) {
+            Some(id) => ids.push(id),
+            None => merge_parts(self, word, ids, merger, control),
+        }
+    }
+
+    fn encode_segments<'a>(
+        &self,
+        word: &'a str,
+        adjacent_pairs: &AdjacentPairs,
+        ids: &mut Vec<u32>,
+        merger: &mut Merger,
+        cache: &mut WordCache<'a>,
+        control: EncodeControl<'_>,
+    ) {
+        if let Some(id) = self.bpe.word_as_token(self.vocab, word) {
+            return ids.push(id);
+        }
+        let mut rest = word;
+        while !rest.is_empty() && !control.is_cancelled() {
+            let (segment, behind) = rest.split_at(adjacent_pairs.first_segment_len(rest, control));
+            cache.append(segment, ids, |ids| merge_parts(self, segment, ids, merger, control));
+            rest = behind;
+        }
+    }
+}
+
+impl MergeRules for BpeRules<'_> {
+    fn split(&self, word: &[u8], symbols: &mut Vec<Symbol>) {
+        let BpeRules { bpe, vocab } = self;
+        if bpe.pre.byte_encode {
+            let bytes = word.iter().zip(0..).map(|(&byte, at)| (bpe.bytes[usize::from(byte)], at));
+            symbols.extend(bytes.map(|(id, at)| Symbol { id, start: at, end: at + 1 }));
+        } else {
+            let text = std::str::from_utf8(word).unwrap_or_default();
+            symbols.extend(text.char_indices().map(|(at, c)| {
+                let end = at + c.len_utf8();
+                let id = bpe.symbol(vocab, &word[at..end]);
+                Symbol { id, start: at as u32, end: end as u32 }
+            }));
+        }
+    }
+
+    #[inline]
+    fn pair(&self, _: &[u8], left: Symbol, right: Symbol) -> Option<Merge> {
+        self.bpe.pairs.get(left.id, right.id)
+    }
+
+    fn append(&self, word: &[u8], symbol: Symbol, ids: &mut Vec<u32>) {
+        match (symbol.id as usize) < self.vocab.len() {
+            true => ids.push(symbol.id),
+            false => self.bpe.byte_fallback(self.vocab, symbol, word, ids),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! every six letters are one token. Other text uses byte-pair encoding.
 
 use crate::bpe::Bpe;
+use crate::control::EncodeControl;
 use crate::hash::TextTable;
 use crate::vocab::Vocab;
 
@@ -36,23 +37,37 @@ impl Dna {
 
     /// Appends the tokens of a text without special tokens. A sequence without an end marker
     /// extends to the end of the text.
-    pub(crate) fn encode(&self, bpe: &Bpe, vocab: &Vocab, text: &str, ids: &mut Vec<u32>) {
+    pub(crate) fn encode(
+        &self,
+        bpe: &Bpe,
+        vocab: &Vocab,
+        text: &str,
+        ids: &mut Vec<u32>,
+        control: EncodeControl<'_>,
+    ) {
         let mut rest = text;
-        while let Some((before, behind)) = rest.split_once(OPEN) {
-            bpe.encode(vocab, before, ids);
+        while let Some((before, behind)) = split_once(rest, OPEN, control) {
+            bpe.encode(vocab, before, ids, control);
             ids.push(self.open);
             let (sequence, after) =
-                behind.split_once(CLOSE).map_or((behind, None), |(s, a)| (s, Some(a)));
-            self.encode_sequence(vocab, sequence, ids);
+                split_once(behind, CLOSE, control).map_or((behind, None), |(s, a)| (s, Some(a)));
+            self.encode_sequence(vocab, sequence, ids, control);
             let Some(after) = after else { return };
             ids.push(self.close);
             rest = after;
         }
-        bpe.encode(vocab, rest, ids);
+        bpe.encode(vocab, rest, ids, control);
     }
 
-    fn encode_sequence(&self, vocab: &Vocab, sequence: &str, ids: &mut Vec<u32>) {
-        ids.extend(sequence.as_bytes().chunks(LETTERS).map(|letters| {
+    fn encode_sequence(
+        &self,
+        vocab: &Vocab,
+        sequence: &str,
+        ids: &mut Vec<u32>,
+        control: EncodeControl<'_>,
+    ) {
+        let groups = sequence.as_bytes().chunks(LETTERS);
+        ids.extend(groups.take_while(|_| !control.is_cancelled()).map(|letters| {
             let mut text = letters.to_ascii_uppercase();
             text.resize(LETTERS, PADDING);
             text.extend_from_slice(DNA_SUFFIX);
@@ -72,4 +87,23 @@ impl Dna {
         }
         out
     }
+}
+
+/// Splits a text at the first `marker`, which is ASCII. Searches a piece at a time.
+fn split_once<'a>(
+    text: &'a str,
+    marker: &str,
+    control: EncodeControl<'_>,
+) -> Option<(&'a str, &'a str)> {
+    let mut start = 0;
+    while start < text.len() && !control.is_cancelled() {
+        let end = text.ceil_char_boundary(start + control.piece_bytes);
+        let searched_end = text.floor_char_boundary(end + marker.len() - 1);
+        if let Some(at) = text[start..searched_end].find(marker) {
+            let at = start + at;
+            return Some((&text[..at], &text[at + marker.len()..]));
+        }
+        start = end;
+    }
+    None
 }

@@ -19,7 +19,8 @@
 //! pre-tokenizers, SentencePiece (`llama`, and as unigram model `t5`), WordPiece (`bert`), PLaMo
 //! 2's unigram model (`plamo2`), RWKV's greedy matching (`rwkv`), and nucleotide sequences within
 //! text (`hybriddna`). Encoding takes time linear in the text, or n log n in the length of a word,
-//! for any text.
+//! for any text. Besides the tokens, it needs memory for a piece of the text. A flag may cancel it
+//! ([`Tokenizer::try_encode`]).
 //!
 //! Deliberate differences from llama.cpp:
 //!
@@ -35,10 +36,14 @@
 
 mod bpe;
 mod bytes;
+mod control;
 mod decode;
 mod dna;
+mod encoding;
 mod error;
 mod hash;
+mod lattice;
+mod long_word;
 mod merge;
 mod partition;
 mod plamo2;
@@ -56,6 +61,8 @@ mod unicode;
 mod vocab;
 mod wpm;
 
+pub use control::EncodeCancelled;
 pub use decode::StreamDecoder;
+pub use encoding::EncodeOptions;
 pub use error::TokenizerError;
-pub use tokenizer::{EncodeOptions, FimTokens, Tokenizer};
+pub use tokenizer::{FimTokens, Tokenizer};

@@ -4,14 +4,27 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::control::EncodeControl;
 use crate::hash::Merge;
 
 /// Consecutive bytes of a word with their symbol number.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Symbol {
     pub(crate) id: u32,
     pub(crate) start: u32,
     pub(crate) end: u32,
+}
+
+/// What merges in a vocabulary.
+pub(crate) trait MergeRules {
+    /// Appends the initial symbols of a word, with positions in it.
+    fn split(&self, word: &[u8], symbols: &mut Vec<Symbol>);
+
+    /// Merge of two neighbours of a word, if any. It depends on these two symbols only.
+    fn pair(&self, word: &[u8], left: Symbol, right: Symbol) -> Option<Merge>;
+
+    /// Appends the tokens of a symbol of a word that nothing merges any more.
+    fn append(&self, word: &[u8], symbol: Symbol, ids: &mut Vec<u32>);
 }
 
 /// Up to this number of symbols, a scan of all pairs is faster than a queue.
@@ -23,7 +36,7 @@ const NO_NEIGHBOUR: u32 = u32::MAX;
 /// Merge loop with buffers that are reused between words.
 #[derive(Default)]
 pub(crate) struct Merger {
-    /// Symbols of the word. The caller fills them, and [`run`](Self::run) merges them.
+    /// Symbols of the word that was merged last.
     pub(crate) symbols: Vec<Symbol>,
     /// Merge of each symbol with its right neighbour.
     pairs: Vec<Option<Merge>>,
@@ -34,15 +47,38 @@ pub(crate) struct Merger {
 }
 
 impl Merger {
-    /// Merges `symbols`. `pair` returns the merge of two neighbours, if any.
+    /// Appends the tokens of a word.
     #[inline]
-    pub(crate) fn run(&mut self, pair: impl Fn(Symbol, Symbol) -> Option<Merge>) {
+    pub(crate) fn encode(
+        &mut self,
+        rules: &impl MergeRules,
+        word: &[u8],
+        ids: &mut Vec<u32>,
+        control: EncodeControl<'_>,
+    ) {
+        self.merge(rules, word, control);
+        for &symbol in &self.symbols {
+            rules.append(word, symbol, ids);
+        }
+    }
+
+    /// Replaces `symbols` by the merged symbols of a word.
+    #[inline]
+    pub(crate) fn merge(
+        &mut self,
+        rules: &impl MergeRules,
+        word: &[u8],
+        control: EncodeControl<'_>,
+    ) {
+        self.symbols.clear();
+        rules.split(word, &mut self.symbols);
+        let pair = |left, right| rules.pair(word, left, right);
         self.pairs.clear();
         self.pairs.extend(self.symbols.windows(2).map(|two| pair(two[0], two[1])));
         if self.symbols.len() <= LINEAR_SCAN_MAX_SYMBOLS {
             self.run_linear(pair)
         } else {
-            self.run_queue(pair)
+            self.run_queue(pair, control)
         }
     }
 
@@ -71,7 +107,11 @@ impl Merger {
         }
     }
 
-    fn run_queue(&mut self, pair: impl Fn(Symbol, Symbol) -> Option<Merge>) {
+    fn run_queue(
+        &mut self,
+        pair: impl Fn(Symbol, Symbol) -> Option<Merge>,
+        control: EncodeControl<'_>,
+    ) {
         let Merger { symbols, pairs, left, right, queue } = self;
         let count = symbols.len() as u32;
         pairs.push(None);
@@ -86,6 +126,9 @@ impl Merger {
         queue.extend((0..count).zip(pairs.iter()).filter_map(|(at, merge)| entry(at, merge)));
 
         while let Some(Reverse(packed)) = queue.pop() {
+            if control.is_cancelled() {
+                return;
+            }
             let (rank, at) = ((packed >> 32) as u32, packed as u32);
             // An entry is outdated if its pair has changed.
             let Some(merge) = pairs[at as usize].filter(|merge| merge.rank == rank) else {
@@ -156,6 +199,7 @@ impl<'a> WordCache<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::{NEVER, PIECE_BYTES};
     use crate::random_text::Random;
 
     /// Merges any two symbols if a hash of their ids says so, as in an adversarial merge list.
@@ -176,7 +220,8 @@ mod tests {
                 let mut merger = Merger { symbols: word.clone(), ..Merger::default() };
                 merger.pairs.extend(word.windows(2).map(|two| pair(two[0], two[1])));
                 if many {
-                    merger.run_queue(pair)
+                    let control = EncodeControl { cancelled: &NEVER, piece_bytes: PIECE_BYTES };
+                    merger.run_queue(pair, control)
                 } else {
                     merger.run_linear(pair)
                 }

@@ -1,8 +1,12 @@
 //! PLaMo 2's unigram model: splits a text into the tokens with the greatest sum of scores, computed
 //! from the end. Falls back to bytes for characters without tokens.
 
+use std::collections::VecDeque;
+
 use crate::TokenizerError;
-use crate::trie::Trie;
+use crate::control::EncodeControl;
+use crate::lattice::TokenLengths;
+use crate::trie::{Trie, character_length};
 use crate::vocab::{BYTE, CONTROL, UNKNOWN, Vocab};
 
 /// Scores are integers in units of 1/10,000, so that equal sums compare equal.
@@ -42,33 +46,56 @@ impl Plamo2 {
     }
 
     /// Appends the tokens of a text without special tokens. Ignores a leading byte order mark.
-    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        // For each position: first token of the best split to the end, its length, and the cost of
-        // the split.
-        let mut best: Vec<(Option<u32>, usize, i64)> = vec![(None, 0, 0); text.len() + 1];
+    /// Pieces of the text end where no token could span two of them, so their splits are
+    /// independent.
+    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>, control: EncodeControl<'_>) {
+        let mut rest = text.strip_prefix('\u{feff}').unwrap_or(text);
+        while !rest.is_empty() && !control.is_cancelled() {
+            let border = self.tokens.find_border(rest.as_bytes(), control.piece_bytes, control);
+            let (piece, behind) = rest.split_at(border.unwrap_or(rest.len()));
+            self.encode_piece(piece, ids, control);
+            rest = behind;
+        }
+    }
+
+    fn encode_piece(&self, text: &str, ids: &mut Vec<u32>, control: EncodeControl<'_>) {
+        let mut lengths = TokenLengths::new(text.len());
+        // Costs of the best splits from the present position to the end, and from the next ones as
+        // far as a token reaches.
+        let mut costs: VecDeque<i64> = VecDeque::from([0]);
         for (at, c) in text.char_indices().rev() {
-            let mut cheapest = (None, c.len_utf8(), best[at + c.len_utf8()].2 + UNKNOWN_COST);
+            if control.is_cancelled() {
+                return;
+            }
+            let size = c.len_utf8();
+            (0..size).for_each(|_| costs.push_front(0));
+            costs.truncate(self.tokens.longest_key().max(4) + 1);
+            let mut cheapest = (size, costs[size] + UNKNOWN_COST);
             // Prefixes are in order of length, so the longest token wins among equal costs.
             for (length, id) in self.tokens.prefixes(&text.as_bytes()[at..]) {
-                let cost = best[at + length].2 - i64::from(self.scores[id as usize]);
-                if cost <= cheapest.2 {
-                    cheapest = (Some(id), length, cost);
+                let cost = costs[length] - i64::from(self.scores[id as usize]);
+                if cost <= cheapest.1 && text.is_char_boundary(at + length) {
+                    cheapest = (length, cost);
                 }
             }
-            best[at] = cheapest;
+            lengths.set(at, cheapest.0);
+            costs[0] = cheapest.1;
         }
         let mut at = 0;
         while at < text.len() {
-            let (token, length, _) = best[at];
-            match token {
+            let token = &text.as_bytes()[at..at + lengths.get(at)];
+            match self.tokens.get(token).filter(|&id| self.is_chosen(id, token)) {
                 Some(id) => ids.push(id),
-                None => ids.extend(
-                    text[at..at + length].bytes().map(|byte| self.bytes[usize::from(byte)]),
-                ),
+                None => ids.extend(token.iter().map(|byte| self.bytes[usize::from(*byte)])),
             }
-            at += length;
+            at += token.len().max(1);
         }
+    }
+
+    /// Whether a token of the best split stands for its text, which a single character may also
+    /// fall back to bytes for.
+    fn is_chosen(&self, id: u32, text: &[u8]) -> bool {
+        text.len() > character_length(text) || -i64::from(self.scores[id as usize]) <= UNKNOWN_COST
     }
 }
 

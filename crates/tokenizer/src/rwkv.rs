@@ -1,5 +1,6 @@
 //! RWKV's world vocabulary: greedy longest match from the left, over tokens stored with escapes.
 
+use crate::control::EncodeControl;
 use crate::trie::Trie;
 use crate::vocab::Vocab;
 
@@ -17,14 +18,19 @@ impl Rwkv {
 
     /// Appends the tokens of a text without special tokens. A byte that starts no token becomes the
     /// unknown token.
-    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>, control: EncodeControl<'_>) {
         let mut rest = text.as_bytes();
-        while !rest.is_empty() {
+        while !rest.is_empty() && !control.is_cancelled() {
             let (length, id) =
                 self.trie.longest(rest).map_or((1, self.unk), |(length, id)| (length, Some(id)));
             ids.extend(id);
             rest = &rest[length..];
         }
+    }
+
+    /// Whether every byte of a text becomes part of a token.
+    pub(crate) fn covers_every_byte(&self) -> bool {
+        self.unk.is_some() || (0..=255).all(|byte| self.trie.get(&[byte]).is_some())
     }
 }
 

@@ -1,63 +1,52 @@
-//! The tokenizer: loading, encoding, decoding, and properties of tokens.
+//! The tokenizer: loading, decoding, and properties of tokens.
 
-use std::borrow::Cow;
-use std::ops::Range;
 use std::sync::Arc;
 
 use puna_gguf::{Metadata, escape_for_display};
 
 use crate::TokenizerError;
 use crate::bpe::Bpe;
+use crate::control::PIECE_BYTES;
 use crate::decode::{StoredText, StreamDecoder, clean_spaces, pieces};
 use crate::dna::Dna;
 use crate::hash::TextTable;
-use crate::partition::{Fragment, SpecialTokenPartition};
+use crate::partition::SpecialTokenPartition;
 use crate::plamo2::Plamo2;
 use crate::pre_tokenizer::{self, PreTokenizer};
 use crate::rwkv::Rwkv;
 use crate::special_tokens::{SpecialTokens, mark_whitespace_stripping};
 use crate::spm::Spm;
 use crate::ugm::Ugm;
-use crate::vocab::{CONTROL, MARKUP, TokenKind, UNKNOWN, Vocab};
+use crate::vocab::{CONTROL, UNKNOWN, Vocab};
 use crate::wpm::Wpm;
 
 /// Supported values of `tokenizer.ggml.model`.
 const MODELS: &[&str] =
     &["bert", "gemma4", "gpt2", "hybriddna", "llama", "plamo2", "rwkv", "t5", "whitespace"];
 
-/// Longer texts are split, since positions in a word are 32-bit.
-const MAX_RUN_BYTES: usize = 1 << 30;
-
-/// Options for encoding a text.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EncodeOptions {
-    /// Adds the tokens that the file requests at the start and end of a text.
-    pub add_special: bool,
-    /// Parses texts of control tokens as these tokens. Never set this for text of users.
-    pub parse_special: bool,
-}
-
 /// A tokenizer of a GGUF file. Cloning shares the vocabulary.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner {
     name: String,
     pre_name: Option<String>,
-    vocab: Vocab,
-    model: Model,
-    partition: SpecialTokenPartition,
+    pub(crate) vocab: Vocab,
+    pub(crate) model: Model,
+    pub(crate) partition: SpecialTokenPartition,
     pieces: TextTable,
-    specials: SpecialTokens,
-    rules: TextRules,
+    pub(crate) specials: SpecialTokens,
+    pub(crate) rules: TextRules,
     suppressed: Vec<u32>,
+    /// Bytes of text that are encoded at once.
+    pub(crate) piece_bytes: usize,
 }
 
 #[derive(Debug)]
-enum Model {
+pub(crate) enum Model {
     /// Optionally with nucleotide sequences in the text.
     Bpe(Box<Bpe>, Option<Dna>),
     Spm(Spm),
@@ -69,9 +58,9 @@ enum Model {
 
 /// Additions and removals around the model's own tokens.
 #[derive(Debug, Clone, Copy, Default)]
-struct TextRules {
-    add_bos: bool,
-    add_eos: bool,
+pub(crate) struct TextRules {
+    pub(crate) add_bos: bool,
+    pub(crate) add_eos: bool,
     add_sep: bool,
     space_prefix: bool,
     clean_spaces: bool,
@@ -115,7 +104,6 @@ impl Tokenizer {
         let (mut specials, rules) = defaults(&family, &name);
         let rules = rules.read(meta, &family)?;
         specials.complete(meta, &mut vocab);
-        let partition = SpecialTokenPartition::new(&vocab);
         let model = match family {
             Family::Bpe(pre) => {
                 let dna = if name == "hybriddna" { Dna::new(&vocab) } else { None };
@@ -144,87 +132,23 @@ impl Tokenizer {
             _ => pieces(&vocab, stored),
         };
         mark_whitespace_stripping(meta, pre_name.as_deref().unwrap_or(""), &mut vocab);
+        let partition = SpecialTokenPartition::new(&vocab);
         let suppressed = meta.i32s("tokenizer.ggml.suppress_tokens")?.unwrap_or_default();
         let suppressed = suppressed.into_iter().filter_map(|id| u32::try_from(id).ok());
         let suppressed = suppressed.filter(|&id| (id as usize) < vocab.len()).collect();
-        let inner =
-            Inner { name, pre_name, vocab, model, partition, pieces, specials, rules, suppressed };
+        let inner = Inner {
+            name,
+            pre_name,
+            vocab,
+            model,
+            partition,
+            pieces,
+            specials,
+            rules,
+            suppressed,
+            piece_bytes: PIECE_BYTES,
+        };
         Ok(Tokenizer { inner: Arc::new(inner) })
-    }
-
-    /// Encodes a text.
-    pub fn encode(&self, text: &str, opts: EncodeOptions) -> Vec<u32> {
-        // Some files give a token several kinds. Control and unknown take precedence.
-        self.inner.encode(text, opts.add_special, |kind, _| {
-            kind & (CONTROL | UNKNOWN) == 0 || opts.parse_special
-        })
-    }
-
-    /// Encodes a prompt that a template wrote, and parses control tokens in it. If the tokenizer
-    /// adds a first token, the prompt has it only once, even if the template wrote it too.
-    /// `leading_bos`, the template's text for it, is then removed.
-    pub fn encode_prompt(&self, text: &str, leading_bos: &str) -> Vec<u32> {
-        self.encode_prompt_parts(&[(text, true)], leading_bos)
-    }
-
-    /// Like [`encode_prompt`](Self::encode_prompt), for a text in parts as in
-    /// [`encode_parts`](Self::encode_parts). A BOS in an untrusted part is text.
-    pub fn encode_prompt_parts(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32> {
-        let first = self.inner.first_token().filter(|_| self.add_bos());
-        let mut tokens = match (parts, first) {
-            ([(text, true), rest @ ..], Some(_)) if text.starts_with(leading_bos) => {
-                self.encode_parts(&[&[(&text[leading_bos.len()..], true)], rest].concat(), true)
-            }
-            _ => self.encode_parts(parts, true),
-        };
-        if first.is_some() && tokens.get(1) == first.as_ref() {
-            tokens.remove(0);
-        }
-        tokens
-    }
-
-    /// Byte ranges of conversation markup in a text: control tokens, and visible markup such as
-    /// Harmony's. The caller makes sure that users' text with this markup stays text in a template.
-    pub fn controls_in(&self, text: &str) -> Vec<Range<usize>> {
-        let inner = &self.inner;
-        let mut found: Vec<Range<usize>> = inner
-            .partition
-            .find(&inner.vocab, text, |_, _| true)
-            .into_iter()
-            .filter(|(_, id)| inner.vocab.is(*id, CONTROL | UNKNOWN | MARKUP))
-            .map(|(range, _)| range)
-            .collect();
-        found.sort_unstable_by_key(|range| range.start);
-        found
-    }
-
-    /// Encodes a text in parts. For each part, a flag tells whether texts of control tokens in it
-    /// are parsed. Otherwise the result equals the tokens of the whole text: merges cross the
-    /// borders of parts. So a prompt of template text and user text has its regular tokens, and
-    /// users cannot write control tokens or visible markup.
-    pub fn encode_parts(&self, parts: &[(&str, bool)], add_special: bool) -> Vec<u32> {
-        let text = match parts {
-            [(whole, _)] => Cow::Borrowed(*whole),
-            _ => parts.iter().map(|(text, _)| *text).collect(),
-        };
-        let mut end = 0;
-        let mut trusted: Vec<Range<usize>> = Vec::new();
-        for &(part, parse_special) in parts {
-            let start = end;
-            end += part.len();
-            match trusted.last_mut() {
-                Some(last) if parse_special && last.end == start => last.end = end,
-                _ if parse_special => trusted.push(start..end),
-                _ => {}
-            }
-        }
-        self.inner.encode(&text, add_special, |kind, range| {
-            if kind & (CONTROL | UNKNOWN | MARKUP) == 0 {
-                return true;
-            }
-            let at = trusted.partition_point(|part| part.end < range.end);
-            trusted.get(at).is_some_and(|part| part.start <= range.start)
-        })
     }
 
     /// Bytes that a token prints: a space for "Ġ", a line feed for `<0x0A>`, and the text of
@@ -435,57 +359,6 @@ impl Inner {
 
     pub(crate) fn space_prefix(&self) -> bool {
         self.rules.space_prefix
-    }
-
-    fn encode(
-        &self,
-        text: &str,
-        add_special: bool,
-        is_allowed: impl Fn(TokenKind, Range<usize>) -> bool,
-    ) -> Vec<u32> {
-        let mut ids = Vec::with_capacity(text.len() / 3 + 4);
-        ids.extend(self.first_token().filter(|_| add_special));
-        for fragment in self.partition.split(&self.vocab, text, is_allowed) {
-            match fragment {
-                Fragment::Token(id) => ids.push(id),
-                Fragment::Text(range) => self.encode_run(&text[range], &mut ids),
-            }
-        }
-        ids.extend(self.last_token().filter(|_| add_special));
-        ids
-    }
-
-    fn first_token(&self) -> Option<u32> {
-        match self.model {
-            Model::Wpm(_) => self.specials.bos,
-            Model::Rwkv(_) | Model::Plamo2(_) => None,
-            _ => self.specials.bos.filter(|_| self.rules.add_bos),
-        }
-    }
-
-    fn last_token(&self) -> Option<u32> {
-        match self.model {
-            Model::Wpm(_) => self.specials.sep,
-            Model::Rwkv(_) | Model::Plamo2(_) => None,
-            _ => self.specials.eos.filter(|_| self.rules.add_eos),
-        }
-    }
-
-    fn encode_run(&self, text: &str, ids: &mut Vec<u32>) {
-        let mut rest = text;
-        while !rest.is_empty() {
-            let (run, behind) = rest.split_at(rest.floor_char_boundary(MAX_RUN_BYTES));
-            match &self.model {
-                Model::Bpe(bpe, None) => bpe.encode(&self.vocab, run, ids),
-                Model::Bpe(bpe, Some(dna)) => dna.encode(bpe, &self.vocab, run, ids),
-                Model::Spm(spm) => spm.encode(&self.vocab, run, ids),
-                Model::Wpm(wpm) => wpm.encode(run, ids),
-                Model::Ugm(ugm) => ugm.encode(run, ids),
-                Model::Rwkv(rwkv) => rwkv.encode(run, ids),
-                Model::Plamo2(plamo2) => plamo2.encode(run, ids),
-            }
-            rest = behind;
-        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Finds keys that are prefixes of a text.
 
+use crate::control::EncodeControl;
+
 /// Byte trie in breadth-first order. Children of a node are adjacent and sorted.
 #[derive(Debug)]
 pub(crate) struct Trie {
@@ -11,6 +13,8 @@ pub(crate) struct Trie {
     values: Vec<u32>,
     /// Children of the root by byte; 0 if there is none.
     first: Box<[u32; 256]>,
+    /// Length in bytes of the longest key.
+    longest: usize,
 }
 
 /// Value of a node at which no key ends.
@@ -27,6 +31,7 @@ impl Trie {
             children: vec![],
             values: vec![NONE],
             first: Box::new([0; 256]),
+            longest: keys.iter().map(|(key, _)| key.len()).max().unwrap_or(0),
         };
         // Ranges of keys below each node of a level, in the order of the nodes.
         let mut level = vec![(0, keys.len())];
@@ -55,6 +60,39 @@ impl Trie {
         }
         trie.children.push(trie.bytes.len() as u32);
         trie
+    }
+
+    /// Length in bytes of the longest key.
+    pub(crate) fn longest_key(&self) -> usize {
+        self.longest
+    }
+
+    /// Value of a key.
+    pub(crate) fn get(&self, key: &[u8]) -> Option<u32> {
+        self.longest(key).filter(|(length, _)| *length == key.len()).map(|(_, value)| value)
+    }
+
+    /// Finds the first position from `from` that no key spans: each key that starts at a character
+    /// before it also ends before it. Returns `None` if the text ends before that is known.
+    pub(crate) fn find_border(
+        &self,
+        text: &[u8],
+        from: usize,
+        control: EncodeControl<'_>,
+    ) -> Option<usize> {
+        let first = from.saturating_sub(self.longest);
+        let last = text.len().checked_sub(self.longest)?;
+        let (mut at, mut reach) = (0, 0);
+        while at <= last && !control.is_cancelled() {
+            if at >= from && at > 0 && reach <= at {
+                return Some(at);
+            }
+            if at >= first {
+                reach = self.longest(&text[at..]).map_or(0, |(key, _)| at + key).max(reach);
+            }
+            at += character_length(&text[at..]).max(1);
+        }
+        None
     }
 
     /// Whether a key starts with this byte.
@@ -100,6 +138,17 @@ impl Trie {
     }
 }
 
+/// Length of the first character of valid UTF-8, or of its rest if it is cut off.
+pub(crate) fn character_length(text: &[u8]) -> usize {
+    let length = match text.first() {
+        Some(0xC0..0xE0) => 2,
+        Some(0xE0..0xF0) => 3,
+        Some(0xF0..) => 4,
+        _ => 1,
+    };
+    length.min(text.len())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,6 +164,17 @@ mod tests {
         assert_eq!((found("xab"), found("")), (vec![], vec![]));
         assert_eq!(trie.longest(b"abcc"), Some((3, 1)));
         assert!(trie.begins(b'a') && !trie.begins(b'c'));
+    }
+
+    #[test]
+    fn a_border_is_a_position_that_no_key_spans() {
+        let control = EncodeControl { cancelled: &crate::control::NEVER, piece_bytes: 1 };
+        let trie = Trie::new(vec![(b"ab", 0), (b"bc", 1), (b"d", 2)]);
+        let border = |text: &[u8], from| trie.find_border(text, from, control);
+        assert_eq!((border(b"abcabcd", 1), border(b"abcabcd", 3)), (Some(3), Some(3)));
+        assert_eq!((border(b"abcddd", 0), border(b"dddd", 0)), (Some(3), Some(1)));
+        assert_eq!((border(b"abcab", 4), border(b"", 0)), (None, None));
+        assert_eq!((trie.get(b"ab"), trie.get(b"abc"), trie.get(b"")), (Some(0), None, None));
     }
 
     #[test]

@@ -2,10 +2,14 @@
 //! Normalizes the text with the file's tables, then splits it into the tokens with the greatest sum
 //! of scores.
 
+use std::collections::VecDeque;
+
 use puna_gguf::Metadata;
 
 use crate::TokenizerError;
-use crate::trie::Trie;
+use crate::control::EncodeControl;
+use crate::lattice::TokenLengths;
+use crate::trie::{Trie, character_length};
 use crate::vocab::{NORMAL, UNUSED, USER_DEFINED, Vocab};
 
 const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
@@ -25,6 +29,9 @@ pub(crate) struct Ugm {
     unk_score: f64,
     space_prefix: bool,
     merge_spaces: bool,
+    /// Whether texts may be split in pieces: some split reaches every position, because all scores
+    /// are finite.
+    has_borders: bool,
 }
 
 impl Ugm {
@@ -41,14 +48,17 @@ impl Ugm {
         let ids = 0..vocab.len() as u32;
         let least =
             ids.clone().filter(|&id| vocab.is(id, NORMAL)).map(|id| f64::from(vocab.score(id)));
+        let scores: Vec<f64> = ids
+            .clone()
+            .map(|id| if vocab.is(id, USER_DEFINED) { 0.0 } else { f64::from(vocab.score(id)) })
+            .collect();
         Ok(Ugm {
+            has_borders: scores.iter().all(|score| score.is_finite()),
             tokens: of(NORMAL | USER_DEFINED | UNUSED),
             user_defined: of(USER_DEFINED),
             charsmap: Charsmap::read(meta)?,
             unk_score: least.fold(f64::from(f32::MAX), f64::min) - UNKNOWN_PENALTY,
-            scores: ids
-                .map(|id| if vocab.is(id, USER_DEFINED) { 0.0 } else { f64::from(vocab.score(id)) })
-                .collect(),
+            scores,
             unk,
             space_prefix,
             merge_spaces: meta
@@ -57,79 +67,108 @@ impl Ugm {
         })
     }
 
-    /// Appends the tokens of a text without special tokens.
-    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let text = self.normalized(text);
-        if text.is_empty() {
-            return;
+    /// Appends the tokens of a text without special tokens. Pieces of the normalized text end where
+    /// no token could span two of them. The best split of the whole text contains these borders.
+    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>, control: EncodeControl<'_>) {
+        let mut normalizer =
+            Normalizer { ugm: self, rest: text.as_bytes(), in_word: false, prefixed: false };
+        let mut split = SplitState { score: 0.0, unknown: false };
+        let mut window = Vec::new();
+        let mut size = control.piece_bytes + 2 * self.tokens.longest_key();
+        while !control.is_cancelled() {
+            normalizer.fill(&mut window, size, control);
+            if normalizer.rest.is_empty() {
+                return self.encode_piece(&window, &mut split, ids, control);
+            }
+            let border = match self.has_borders {
+                true => self.tokens.find_border(&window, control.piece_bytes, control),
+                false => None,
+            };
+            let Some(border) = border else {
+                size = 2 * window.len().max(size);
+                continue;
+            };
+            self.encode_piece(&window[..border], &mut split, ids, control);
+            window.drain(..border);
+            size = control.piece_bytes + 2 * self.tokens.longest_key();
         }
-        // For each position: last token of the best split up to it, start of this token, and score.
-        let mut best: Vec<(Option<u32>, usize, f64)> = vec![(None, 0, f64::MIN); text.len() + 1];
-        best[0].2 = 0.0;
+    }
+
+    /// Appends the tokens of the best split of a piece.
+    fn encode_piece(
+        &self,
+        text: &[u8],
+        split: &mut SplitState,
+        ids: &mut Vec<u32>,
+        control: EncodeControl<'_>,
+    ) {
+        // For each position, the length of the last token of the best split up to it. No token is
+        // recorded for a position that no split reaches, which only scores that are not finite
+        // cause.
+        let mut lengths = TokenLengths::new(text.len() + 1);
+        // Scores of the best splits up to the present position, and up to the next ones as far as a
+        // token reaches.
+        let mut scores: VecDeque<f64> = VecDeque::from([split.score]);
         let mut at = 0;
         while at < text.len() {
-            let next = at + character_length(&text[at..]);
-            let score = best[at].2;
-            let mut improve = |end: usize, token: Option<u32>, score: f64| {
-                if score > best[end].2 {
-                    best[end] = (token, at, score);
+            if control.is_cancelled() {
+                return;
+            }
+            let size = character_length(&text[at..]);
+            let score = scores[0];
+            scores.resize(self.tokens.longest_key().max(size) + 1, f64::MIN);
+            let mut improve = |length: usize, score: f64| {
+                if score > scores[length] {
+                    scores[length] = score;
+                    lengths.set(at + length, length);
                 }
             };
             let mut known = false;
             for (length, id) in self.tokens.prefixes(&text[at..]) {
-                known |= at + length == next;
-                improve(at + length, Some(id), score + self.scores[id as usize]);
+                known |= length == size;
+                improve(length, score + self.scores[id as usize]);
             }
             if !known {
-                improve(next, None, score + self.unk_score);
+                improve(size, score + self.unk_score);
             }
-            at = next;
+            scores.drain(..size);
+            at += size;
         }
-        self.backtrack(&best, ids);
+        split.score = scores[0];
+        self.backtrack(text, &lengths, split, ids);
     }
 
     /// Appends the tokens of the best split. Adjacent unknown characters become one token.
-    fn backtrack(&self, best: &[(Option<u32>, usize, f64)], ids: &mut Vec<u32>) {
+    fn backtrack(
+        &self,
+        text: &[u8],
+        lengths: &TokenLengths,
+        split: &mut SplitState,
+        ids: &mut Vec<u32>,
+    ) {
         let before = ids.len();
-        let mut at = best.len() - 1;
-        let mut unknown = false;
+        let mut at = text.len();
+        let (mut unknown, mut ends_unknown) = (false, None);
         while at > 0 {
-            let (token, start, _) = best[at];
+            let start = match lengths.get(at) {
+                0 => 0,
+                length => at - length,
+            };
+            let token = self.tokens.get(&text[start..at]).filter(|_| lengths.get(at) > 0);
             let token = token.filter(|&id| Some(id) != self.unk);
             if token.is_some() || !unknown {
                 ids.extend(token.or(self.unk));
             }
             unknown = token.is_none();
+            ends_unknown.get_or_insert(unknown);
             at = start;
         }
-        ids[before..].reverse();
-    }
-
-    /// Normalizes a text, with "▁" for spaces. Depending on the file, merges spaces and puts one in
-    /// front.
-    fn normalized(&self, text: &str) -> Vec<u8> {
-        const SPACE: &[u8] = "▁".as_bytes();
-        let mut out = Vec::with_capacity(text.len() * 3);
-        let (mut in_word, mut prefixed) = (false, false);
-        let mut rest = text.as_bytes();
-        while !rest.is_empty() {
-            let (part, length) = self.normalized_prefix(rest);
-            for &byte in part {
-                if byte == b' ' {
-                    in_word = false;
-                    out.extend_from_slice(if self.merge_spaces { b"" } else { SPACE });
-                    continue;
-                }
-                if !in_word && (self.merge_spaces || self.space_prefix && !prefixed) {
-                    out.extend_from_slice(SPACE);
-                    prefixed = true;
-                }
-                in_word = true;
-                out.push(byte);
-            }
-            rest = &rest[length..];
+        // The piece before ended with unknown characters, and this one begins with some.
+        if unknown && split.unknown && self.unk.is_some() {
+            ids.pop();
         }
-        out
+        ids[before..].reverse();
+        split.unknown = ends_unknown.unwrap_or(split.unknown);
     }
 
     /// Normalizes the start of a text, and returns its length there. User-defined tokens and
@@ -145,15 +184,45 @@ impl Ugm {
     }
 }
 
-/// Length of the first character of valid UTF-8, or of its rest if it is cut off.
-fn character_length(text: &[u8]) -> usize {
-    let length = match text.first() {
-        Some(0xC0..0xE0) => 2,
-        Some(0xE0..0xF0) => 3,
-        Some(0xF0..) => 4,
-        _ => 1,
-    };
-    length.min(text.len())
+/// Best split of the pieces so far.
+struct SplitState {
+    score: f64,
+    /// It ends with unknown characters.
+    unknown: bool,
+}
+
+/// Normalizes a text in parts, with "▁" for spaces. Depending on the file, merges spaces and puts
+/// one in front.
+struct Normalizer<'a> {
+    ugm: &'a Ugm,
+    rest: &'a [u8],
+    in_word: bool,
+    prefixed: bool,
+}
+
+impl Normalizer<'_> {
+    /// Appends normalized text to `out` until it has at least `size` bytes, or the text ends.
+    fn fill(&mut self, out: &mut Vec<u8>, size: usize, control: EncodeControl<'_>) {
+        const SPACE: &[u8] = "▁".as_bytes();
+        let ugm = self.ugm;
+        while !self.rest.is_empty() && out.len() < size && !control.is_cancelled() {
+            let (part, length) = ugm.normalized_prefix(self.rest);
+            for &byte in part {
+                if byte == b' ' {
+                    self.in_word = false;
+                    out.extend_from_slice(if ugm.merge_spaces { b"" } else { SPACE });
+                    continue;
+                }
+                if !self.in_word && (ugm.merge_spaces || ugm.space_prefix && !self.prefixed) {
+                    out.extend_from_slice(SPACE);
+                    self.prefixed = true;
+                }
+                self.in_word = true;
+                out.push(byte);
+            }
+            self.rest = &self.rest[length..];
+        }
+    }
 }
 
 /// Replacements of prefixes: an XOR-compressed double-array trie, and the replacement texts.

@@ -9,7 +9,9 @@
 //! consonant.
 
 use unicode_normalization::UnicodeNormalization;
+use unicode_normalization::char::{canonical_combining_class, decompose_canonical};
 
+use crate::control::EncodeControl;
 use crate::trie::Trie;
 use crate::unicode::{C, MN, P, WS, table};
 use crate::vocab::Vocab;
@@ -34,15 +36,21 @@ impl Wpm {
     }
 
     /// Appends the tokens of a text without special tokens.
-    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let mut word = PendingWord { text: String::from("▁"), empty: true };
+    pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>, control: EncodeControl<'_>) {
+        let mut word =
+            PendingWord::new(ids.len(), control.piece_bytes.max(self.trie.longest_key()));
         // Dropped characters are removed first: a control between a letter and its accent does not
         // separate them.
-        let clean = text.chars().filter(|&c| !is_dropped(c));
+        let clean =
+            text.chars().filter(|&c| !is_dropped(c)).take_while(|_| !control.is_cancelled());
         match self.strip_accents {
+            // Decomposition sorts each run of marks. Accents that it would sort are removed before,
+            // so that a long run of them takes no memory.
             true => clean
+                .flat_map(decomposed)
+                .filter(|&c| canonical_combining_class(c) == 0 || !is_accent(c))
                 .nfd()
-                .filter(|&c| table().class(u32::from(c)) & MN == 0)
+                .filter(|&c| !is_accent(c))
                 .for_each(|c| self.add(c, &mut word, ids)),
             false => clean.for_each(|c| self.add(c, &mut word, ids)),
         }
@@ -61,40 +69,92 @@ impl Wpm {
             self.finish(word, ids);
         }
         match self.lowercase {
-            true => word.text.extend(c.to_lowercase()),
-            false => word.text.push(c),
+            true => c.to_lowercase().for_each(|c| word.push(c)),
+            false => word.push(c),
         }
         word.empty = false;
         if alone {
             self.finish(word, ids);
+        } else if word.text.len() >= 2 * word.most_bytes {
+            // The longest token at each of these positions is known, whatever follows.
+            self.append_tokens(word, self.trie.longest_key(), ids);
         }
     }
 
-    /// Appends the tokens of a word and clears it. If part of the word has no token, appends the
-    /// unknown token.
+    /// Appends the tokens of the rest of a word and clears it.
     fn finish(&self, word: &mut PendingWord, ids: &mut Vec<u32>) {
         if word.empty {
             return;
         }
-        let (before, mut rest) = (ids.len(), word.text.as_bytes());
-        while !rest.is_empty() {
-            let Some((length, id)) = self.trie.longest(rest) else {
-                ids.truncate(before);
+        self.append_tokens(word, 1, ids);
+        word.restart(ids.len());
+    }
+
+    /// Appends tokens of a word while at least `least` bytes of it remain, and removes their text.
+    /// If part of the word has no token, the whole word becomes the unknown token.
+    fn append_tokens(&self, word: &mut PendingWord, least: usize, ids: &mut Vec<u32>) {
+        let mut rest = word.text.as_slice();
+        while rest.len() >= least && !word.unknown {
+            if let Some((length, id)) = self.trie.longest(rest) {
+                ids.push(id);
+                rest = &rest[length..];
+            } else {
+                ids.truncate(word.first_token);
                 ids.extend(self.unk);
-                break;
-            };
-            ids.push(id);
-            rest = &rest[length..];
+                word.unknown = true;
+            }
         }
-        word.text.truncate("▁".len());
-        word.empty = true;
+        let done = if word.unknown { word.text.len() } else { word.text.len() - rest.len() };
+        word.text.drain(..done);
     }
 }
 
 /// A word under construction, with a leading "▁".
 struct PendingWord {
-    text: String,
+    /// Text without the tokens that were appended.
+    text: Vec<u8>,
     empty: bool,
+    /// The unknown token was appended for the word.
+    unknown: bool,
+    /// Number of tokens before the word.
+    first_token: usize,
+    /// From twice this length, the tokens of a part are appended before the word is complete.
+    most_bytes: usize,
+}
+
+impl PendingWord {
+    fn new(first_token: usize, most_bytes: usize) -> Self {
+        let text = "▁".as_bytes().to_vec();
+        PendingWord { text, empty: true, unknown: false, first_token, most_bytes }
+    }
+
+    /// Starts the next word.
+    fn restart(&mut self, first_token: usize) {
+        self.text.clear();
+        self.text.extend_from_slice("▁".as_bytes());
+        (self.empty, self.unknown, self.first_token) = (true, false, first_token);
+    }
+
+    fn push(&mut self, c: char) {
+        self.text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+    }
+}
+
+/// Canonical decomposition of a character, at most four characters.
+fn decomposed(c: char) -> impl Iterator<Item = char> {
+    let mut parts = ['\0'; 4];
+    let mut count = 0;
+    decompose_canonical(c, |part| {
+        if let Some(place) = parts.get_mut(count) {
+            (*place, count) = (part, count + 1);
+        }
+    });
+    parts.into_iter().take(count)
+}
+
+/// Whether BERT removes a character as an accent.
+fn is_accent(c: char) -> bool {
+    table().class(u32::from(c)) & MN != 0
 }
 
 /// NUL, U+FFFD and controls. Tab and line ends are white space instead.

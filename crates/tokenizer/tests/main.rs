@@ -2,5 +2,6 @@
 
 mod common;
 mod llama_cpp;
+mod pieces;
 mod properties;
 mod vocabulary;

@@ -16,7 +16,7 @@ static PLAMO2: LazyLock<Tokenizer> = LazyLock::new(|| unigram("plamo2"));
 static RWKV: LazyLock<Tokenizer> = LazyLock::new(|| unigram("rwkv"));
 
 /// A small SentencePiece vocabulary with all bytes.
-fn spm() -> Tokenizer {
+pub fn spm() -> Tokenizer {
     let words = [
         "▁",
         "▁t",
@@ -48,7 +48,7 @@ fn spm() -> Tokenizer {
     Tokenizer::from_metadata(&meta).unwrap()
 }
 
-fn wpm() -> Tokenizer {
+pub fn wpm() -> Tokenizer {
     let tokens = [
         "[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁a", "a", "▁hello", "lo", "▁日", "▁.", "▁e", "e", "aa",
     ];
@@ -62,7 +62,7 @@ fn wpm() -> Tokenizer {
 }
 
 /// A unigram vocabulary with all bytes for `model`: `t5` or `plamo2`, or RWKV's with escapes.
-fn unigram(model: &str) -> Tokenizer {
+pub fn unigram(model: &str) -> Tokenizer {
     let words = [
         "▁", "▁t", "he", "▁the", "▁▁", "a", "b", "ab", "é", "日", "日本", "aa", "aaaa", "  ",
         "\n\n",

@@ -82,6 +82,9 @@ pub struct Config {
     pub search_paths: Vec<PathBuf>,
     /// `OLLAMA_ORIGINS`: allowed web origins besides local ones.
     pub origins: Origins,
+    /// `PUNA_ALLOWED_HOSTS`: hosts (`name` or `name:port`) that a `Host` header may name besides
+    /// those of this machine.
+    pub allowed_hosts: Vec<String>,
     /// `PUNA_KEYS`: the file of [API keys](crate::auth).
     pub keys: PathBuf,
     /// `PUNA_PREFIX_SHARING`: which requests find each other's prefixes in the cache.
@@ -256,6 +259,7 @@ impl Config {
             search_paths: read.folders("search_paths"),
             runner: read.runner(),
             origins: read.origins(),
+            allowed_hosts: read.hosts("allowed_hosts"),
             keys: keys_file(read),
             prefix_sharing: PrefixSharing::read(read),
             trusted_proxies: TrustedProxies::read(read),

@@ -1,5 +1,7 @@
 //! Allowed web origins (CORS).
 
+use crate::http::host_check::is_authority;
+
 /// An entry of the origin list is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OriginsError {
@@ -71,8 +73,11 @@ impl Origins {
         self.any
     }
 
-    /// Whether an origin is allowed.
+    /// Whether an origin is allowed. A wildcard for its port stands for a number only.
     pub fn allows(&self, origin: &str) -> bool {
+        if !self.any && !has_valid_authority(origin) {
+            return false;
+        }
         self.patterns.iter().any(|pattern| match pattern.split_once('*') {
             Some((head, tail)) => {
                 origin.len() >= head.len() + tail.len()
@@ -81,6 +86,15 @@ impl Origins {
             }
             None => pattern == origin,
         })
+    }
+}
+
+/// Whether an origin of a web page has one host with an optional port, and no more. Apps have
+/// origins of other forms.
+fn has_valid_authority(origin: &str) -> bool {
+    match ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme)) {
+        Some(authority) => !authority.ends_with(':') && is_authority(authority),
+        None => true,
     }
 }
 
@@ -110,6 +124,12 @@ mod tests {
             "chrome-extension://abc",
             "http://LOCALHOST:3000",
             "http://192.168.1.5:3000",
+            "http://localhost:evil",
+            "http://localhost:1.evil.test",
+            "http://localhost:1@evil.test",
+            "http://localhost:1/evil.test:2",
+            "http://localhost:99999",
+            "http://localhost:",
             "",
         ] {
             assert!(!origins.allows(bad), "{bad}");

@@ -111,6 +111,15 @@ pub const SETTINGS: &[SettingDefinition] = &[
         help: Some("A comma separated list of allowed origins"),
     },
     SettingDefinition {
+        key: "allowed_hosts",
+        variables: &["PUNA_ALLOWED_HOSTS"],
+        kind: ValueKind::List,
+        group: SettingGroup::Access,
+        default: SettingDefault::Unset,
+        meaning: "hosts (`name` or `name:port`) that requests to a loopback address may name, besides [this machine](../guide/serve.md#origin-and-host-checks)",
+        help: None,
+    },
+    SettingDefinition {
         key: "keys",
         variables: &["PUNA_KEYS"],
         kind: ValueKind::Text,

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::sync::watch;
 
+use super::connection_table::ActiveConnection;
 use super::drain::DrainOnDrop;
 
 /// Counts requests in progress and signals the shutdown. Cheap to clone.
@@ -61,8 +62,13 @@ pub(super) struct ActiveRequest(watch::Sender<usize>);
 
 impl ActiveRequest {
     /// Keeps the request in progress until the response body is sent.
-    pub(super) fn attach_to_body(self, response: Response) -> Response {
-        response.map(|body| Body::new(TrackedBody { body, _active: self }))
+    pub(super) fn attach_to_body(
+        self,
+        response: Response,
+        on_connection: ActiveConnection,
+    ) -> Response {
+        let _active = (self, on_connection);
+        response.map(|body| Body::new(TrackedBody { body, _active }))
     }
 }
 
@@ -104,7 +110,7 @@ impl hyper::body::Body for AbortableBody {
 /// Response body that keeps its request in progress.
 struct TrackedBody {
     body: Body,
-    _active: ActiveRequest,
+    _active: (ActiveRequest, ActiveConnection),
 }
 
 impl hyper::body::Body for TrackedBody {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 
-use super::host_check::{HostKind, classify_host};
+use super::host_check::{HostKind, HostNames};
 use crate::config::TrustedProxies;
 
 /// IP address of the remote end.
@@ -67,7 +67,7 @@ fn parse_address(text: &str) -> Option<IpAddr> {
 
 /// Whether a request comes from this machine and is meant for it. Requests through a proxy, or of a
 /// page that resolves its own name to this machine, are not.
-pub(crate) fn is_local(request: &Request, machine: &str) -> bool {
+pub(crate) fn is_local(request: &Request, names: &HostNames) -> bool {
     let forwarded = [
         "forwarded",
         "x-forwarded-for",
@@ -77,7 +77,7 @@ pub(crate) fn is_local(request: &Request, machine: &str) -> bool {
         "via",
     ];
     peer(request).is_loopback()
-        && !matches!(classify_host(host(request), machine), HostKind::Foreign)
+        && names.classify(host(request)) != HostKind::Foreign
         && !forwarded.iter().any(|name| request.headers().contains_key(*name))
 }
 

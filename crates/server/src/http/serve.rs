@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::Request;
-use axum::response::Response;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -17,13 +18,29 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
+use super::connection_table::{ConnectionSlot, ConnectionTable};
+use super::file_limit::raise_open_file_limit;
 use super::graceful_shutdown::RequestTracker;
+use super::host_check::host_header_error;
 use super::peer::Peer;
 use super::tls::{MAX_HANDSHAKES, Tls};
 use super::write_timeout::WriteTimeoutStream;
 
 /// Maximum time for a client to send the head of a request.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 30_000 });
+
+/// The same while many connections are open.
+const PRESSED_HEADER_READ_TIMEOUT: Duration =
+    Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
+
+/// Time that a TLS handshake has, while other connections wait for one.
+const PRESSED_HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Interval between looks for a free handshake slot.
+const HANDSHAKE_SLOT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Response to a connection or request for which there is no place.
+const EXHAUSTED_ERROR: &str = "503 Service Unavailable: too many connections; try again later";
 
 /// Minimum interval between log warnings about failed accepts.
 const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(10);
@@ -65,6 +82,7 @@ pub(crate) async fn run(
     shutdown: impl Future<Output = ()>,
     final_step: impl Future<Output = ()>,
 ) {
+    let table = ConnectionTable::for_open_files(raise_open_file_limit());
     let graceful = GracefulShutdown::new();
     let tracker = RequestTracker::new();
     let handshake_slots = config.tls.as_ref().map(|_| Arc::new(Semaphore::new(MAX_HANDSHAKES)));
@@ -79,10 +97,15 @@ pub(crate) async fn run(
                 config.tls.iter().for_each(|tls| tls.reload());
                 continue;
             }
-            accepted = accept(&listener, handshake_slots.as_ref()) => accepted,
+            accepted = accept(&listener, handshake_slots.as_ref(), &table) => accepted,
         };
         match accepted {
-            Ok((stream, peer, slot)) => {
+            Ok((stream, peer, handshake_slot)) => {
+                let Ok(slot) = table.admit(peer.ip()) else {
+                    tracing::debug!(%peer, "too many connections; connection refused");
+                    refuse(&stream, config.tls.is_some());
+                    continue;
+                };
                 // Streamed chunks are small and must not wait for each other.
                 let _ = stream.set_nodelay(true);
                 let service = ConnectionService {
@@ -91,18 +114,24 @@ pub(crate) async fn run(
                     secure: TlsConnection(config.tls.is_some()),
                     watcher: graceful.watcher(),
                     tracker: tracker.clone(),
+                    slot,
+                    header_timeout: match table.is_under_pressure() {
+                        true => PRESSED_HEADER_READ_TIMEOUT,
+                        false => HEADER_READ_TIMEOUT,
+                    },
                 };
                 puna_tasks::spawn(connection(
                     stream,
-                    slot,
+                    handshake_slot,
                     config.tls.clone(),
                     config.write_timeout,
                     service,
                 ));
             }
             Err(error) => {
-                // Usually the process is out of file descriptors until other connections close. The
-                // log gets one line per interval.
+                // Usually the process is out of file descriptors, so an idle connection is closed.
+                // The log gets one line per interval.
+                table.close_oldest_idle();
                 if warned.is_none_or(|at| at.elapsed() > ACCEPT_WARNING_INTERVAL) {
                     tracing::warn!(%error, "cannot accept a connection");
                     warned = Some(Instant::now());
@@ -138,13 +167,52 @@ async fn finish(
     let _ = timeout(FLUSH_TIMEOUT, closed).await;
 }
 
+/// Answers a connection that is not served. Over TLS it is only closed.
+fn refuse(stream: &TcpStream, is_tls: bool) {
+    if !is_tls {
+        let answer = format!(
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nRetry-After: 1\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{EXHAUSTED_ERROR}",
+            EXHAUSTED_ERROR.len()
+        );
+        let _ = stream.try_write(answer.as_bytes());
+    }
+}
+
+/// Response with a status and a text, after which the connection is closed.
+fn closing_response(status: StatusCode, text: &'static str) -> Response {
+    let headers = [(header::CONTENT_TYPE, "text/plain"), (header::CONNECTION, "close")];
+    (status, headers, text).into_response()
+}
+
+/// Response for a request without a place among the connections of its client.
+pub(crate) fn exhausted_response() -> Response {
+    let mut response = closing_response(StatusCode::SERVICE_UNAVAILABLE, EXHAUSTED_ERROR);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}
+
+/// Waits for a handshake slot. Stalled handshakes are closed for it.
+async fn handshake_slot(
+    slots: &Arc<Semaphore>,
+    table: &ConnectionTable,
+) -> Option<OwnedSemaphorePermit> {
+    loop {
+        let slot = Arc::clone(slots).acquire_owned();
+        match timeout(HANDSHAKE_SLOT_INTERVAL, slot).await {
+            Ok(slot) => return slot.ok(),
+            Err(_) => table.close_oldest_handshake(PRESSED_HANDSHAKE_TIMEOUT),
+        }
+    }
+}
+
 /// Accepts the next connection, with TLS after a handshake slot is free.
 async fn accept(
     listener: &TcpListener,
     handshake_slots: Option<&Arc<Semaphore>>,
+    table: &ConnectionTable,
 ) -> io::Result<(TcpStream, SocketAddr, Option<OwnedSemaphorePermit>)> {
     let slot = match handshake_slots {
-        Some(handshake_slots) => Arc::clone(handshake_slots).acquire_owned().await.ok(),
+        Some(handshake_slots) => handshake_slot(handshake_slots, table).await,
         None => None,
     };
     let (stream, peer) = listener.accept().await?;
@@ -153,20 +221,29 @@ async fn accept(
 
 async fn connection(
     stream: TcpStream,
-    slot: Option<OwnedSemaphorePermit>,
+    handshake_slot: Option<OwnedSemaphorePermit>,
     tls: Option<Arc<Tls>>,
     write_timeout: Option<Duration>,
     service: ConnectionService,
 ) {
-    match tls {
-        None => service.serve(WriteTimeoutStream::new(stream, write_timeout)).await,
-        Some(tls) => {
-            let stream = tls.accept(stream, write_timeout).await;
-            drop(slot);
-            if let Some(stream) = stream {
-                service.serve(stream).await;
+    let slot = service.slot.clone();
+    let served = async {
+        match tls {
+            None => service.serve(WriteTimeoutStream::new(stream, write_timeout)).await,
+            Some(tls) => {
+                service.slot.set_in_handshake(true);
+                let stream = tls.accept(stream, write_timeout).await;
+                drop(handshake_slot);
+                service.slot.set_in_handshake(false);
+                if let Some(stream) = stream {
+                    service.serve(stream).await;
+                }
             }
         }
+    };
+    tokio::select! {
+        () = served => {}
+        () = slot.closed() => {}
     }
 }
 
@@ -177,25 +254,36 @@ struct ConnectionService {
     secure: TlsConnection,
     watcher: Watcher,
     tracker: RequestTracker,
+    slot: ConnectionSlot,
+    header_timeout: Duration,
 }
 
 impl ConnectionService {
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let Self { peer, handler, secure, watcher, tracker } = self;
+        let Self { peer, handler, secure, watcher, tracker, slot, header_timeout } = self;
         let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            let (handler, tracker) = (handler.clone(), tracker.clone());
+            let (handler, tracker, slot) = (handler.clone(), tracker.clone(), slot.clone());
             async move {
+                let Some(on_connection) = slot.begin_request() else {
+                    // The table has just closed this connection.
+                    return Ok(exhausted_response());
+                };
                 let active = tracker.start_request();
                 let mut request = tracker.wrap_request(request);
+                if let Some(error) = host_header_error(request.version(), request.headers()) {
+                    tracing::debug!(%peer, error, "request refused");
+                    return Ok(closing_response(StatusCode::BAD_REQUEST, error));
+                }
+                request.extensions_mut().insert(slot);
                 request.extensions_mut().insert(Peer(peer.ip()));
                 request.extensions_mut().insert(secure);
                 let response = handler.answer(request).await;
-                Ok::<_, std::convert::Infallible>(active.attach_to_body(response))
+                Ok::<_, std::convert::Infallible>(active.attach_to_body(response, on_connection))
             }
         });
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_READ_TIMEOUT)
+            .header_read_timeout(header_timeout)
             .max_buf_size(256 << 10)
             .serve_connection(TokioIo::new(stream), service);
         if let Err(error) = watcher.watch(connection).await {

@@ -78,6 +78,44 @@ async fn an_early_error_reaches_clients_that_still_send() {
 }
 
 #[tokio::test]
+async fn a_request_without_one_valid_host_is_refused() {
+    let models = tempfile::tempdir().unwrap();
+    let address = server(models.path()).await;
+    for (start, status) in [
+        ("HTTP/1.1\r\n", "400"),
+        ("HTTP/1.0\r\n", "200"),
+        ("HTTP/1.1\r\nHost:\r\n", "200"),
+        ("HTTP/1.1\r\nHost: localhost:11434\r\n", "200"),
+        ("HTTP/1.1\r\nHost: localhost, evil.test\r\n", "400"),
+        ("HTTP/1.1\r\nHost: localhost:evil\r\n", "400"),
+        ("HTTP/1.1\r\nHost: evil.local\r\n", "403"),
+        ("HTTP/1.1\r\nHost: metadata.internal\r\n", "403"),
+        ("HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost:3000\r\n", "200"),
+        ("HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost:evil\r\n", "403"),
+    ] {
+        let head = format!("GET /api/version {start}\r\n");
+        let answer = send_then_read(address, &head, 0, "").await.unwrap();
+        assert!(answer.contains(&format!(" {status} ")), "{head}{answer}");
+    }
+}
+
+#[tokio::test]
+async fn configured_hosts_are_accepted() {
+    let models = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let launcher = Arc::new(FakeLauncher(Arc::default()));
+    let mut config = Config::with_models(models.path());
+    config.allowed_hosts = vec!["host.docker.internal".into()];
+    tokio::spawn(crate::serve_with(config, listener, std::future::pending(), launcher));
+    for (host, status) in [("host.docker.internal:11434", "200"), ("other.internal", "403")] {
+        let head = format!("GET /api/version HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        let answer = send_then_read(address, &head, 0, "").await.unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{host}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn a_request_with_two_hosts_is_refused() {
     let models = tempfile::tempdir().unwrap();
     let address = server(models.path()).await;

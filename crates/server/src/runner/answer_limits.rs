@@ -65,7 +65,7 @@ impl Preparer {
         let shortest = grammar.as_mut().filter(|_| task.prompt_logprobs.is_none());
         if let Some(shortest) = shortest.and_then(Grammar::shortest_end) {
             limits.check(
-                self.reasoning_end_token_count(parser, forced_prefix.as_deref()) + shortest,
+                self.reasoning_end_token_count(handle, parser, forced_prefix.as_deref()) + shortest,
             )?;
         }
         Ok((grammar, forced_prefix))
@@ -75,6 +75,7 @@ impl Preparer {
     /// call that starts with `forced_prefix` ends the reasoning itself.
     fn reasoning_end_token_count(
         &self,
+        handle: &Handle,
         parser: Option<&OutputParser>,
         forced_prefix: Option<&str>,
     ) -> usize {
@@ -84,7 +85,10 @@ impl Preparer {
             !forced_prefix
                 .is_some_and(|forced_prefix| starts_with_reasoning_end(forced_prefix, end))
         });
-        end.map_or(0, |end| self.generator.encode_parts(&[(&end, true)]).len())
+        let tokens = |end: String| {
+            self.generator.encode_parts(&[(&end, true)], handle.cancelled()).unwrap_or_default()
+        };
+        end.map_or(0, |end| tokens(end).len())
     }
 }
 

@@ -19,7 +19,7 @@ impl Preparer {
             (Vec::with_capacity(task.inputs.len()), EmbedResult::default());
         for (i, text) in task.inputs.iter().enumerate() {
             check_connected(&handle)?;
-            let (tokens, cut) = self.embed_tokens(text, &task)?;
+            let (tokens, cut) = self.embed_tokens(&handle, text, &task)?;
             summary.tokens += tokens.len() as u64;
             summary.cut.extend((cut > 0).then_some((i, cut as u64)));
             inputs.push(tokens);
@@ -44,12 +44,16 @@ impl Preparer {
     /// its end, but keeps the token that ends every text.
     fn embed_tokens(
         &self,
+        handle: &Handle,
         text: &EmbedText,
         task: &EmbedTask,
     ) -> Result<(Vec<u32>, usize), ApiError> {
         let limit = self.context(task.num_ctx) as usize;
         let mut tokens = match text {
-            EmbedText::Text(text) => self.generator.encode(text),
+            EmbedText::Text(text) => {
+                self.check_text_bytes("the input", text.len(), task.num_ctx)?;
+                self.generator.encode(text, handle.cancelled())?
+            }
             EmbedText::Tokens(tokens) => self.check_tokens(tokens).map(|()| tokens.clone())?,
         };
         if tokens.is_empty() {
@@ -64,7 +68,7 @@ impl Preparer {
         if !task.truncate {
             return Err(ApiError::bad_request("the input length exceeds the context length"));
         }
-        let frame = self.generator.encode("");
+        let frame = self.generator.encode("", handle.cancelled())?;
         let ends =
             tokens.last() == frame.last() && (frame.len() > 1 || tokens.first() != frame.first());
         let last = tokens.last().copied().filter(|_| ends && !frame.is_empty());

@@ -2,9 +2,11 @@
 //! a fake.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use puna_engine::{EngineError, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
+pub use puna_tokenizer::EncodeCancelled;
 
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use crate::canonical::TokenizeTask;
@@ -50,6 +52,8 @@ pub struct LoadedModelInfo {
     pub embeds: bool,
     /// Layout of query–document pairs, if the model scores them.
     pub pair_format: Option<PairFormat>,
+    /// Maximum number of bytes of a text that one token stands for, if there is one.
+    pub max_token_bytes: Option<usize>,
     /// Number of loaded adapters.
     pub adapters: usize,
     /// Whether the model is a diffusion model, which fixes the length of an answer at its start.
@@ -76,30 +80,61 @@ pub type RerankCallback = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
 /// Callback that receives the vectors of a request.
 pub type EmbedCallback = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
 
-/// Loaded model.
+/// Tokens of a text, unless the encoding was cancelled.
+pub type EncodeResult = Result<Vec<u32>, EncodeCancelled>;
+
+/// Flag of encodings that nothing cancels.
+pub static NOT_CANCELLED: AtomicBool = AtomicBool::new(false);
+
+/// Loaded model. Its tokenizer reads the flag `cancelled` at least once a millisecond, and then
+/// returns an error.
 pub trait Generator: Send + Sync {
     /// Returns the properties of the model.
     fn model_info(&self) -> &LoadedModelInfo;
 
     /// Tokenizes a prompt. Parses control tokens in the text, and adds the tokens that the model
     /// wants before and after every text, unless the text has them.
-    fn encode(&self, text: &str) -> Vec<u32>;
+    ///
+    /// # Errors
+    /// `cancelled` was set.
+    fn encode(&self, text: &str, cancelled: &AtomicBool) -> EncodeResult;
 
     /// Tokenizes any text with the options of the request.
-    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32>;
+    ///
+    /// # Errors
+    /// `cancelled` was set.
+    fn tokenize(&self, text: &TokenizeTask, cancelled: &AtomicBool) -> EncodeResult;
 
     /// Tokenizes a text in parts and adds no tokens. The flag of a part says whether control tokens
     /// in it are parsed.
-    fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32>;
+    ///
+    /// # Errors
+    /// `cancelled` was set.
+    fn encode_parts(&self, parts: &[(&str, bool)], cancelled: &AtomicBool) -> EncodeResult;
 
     /// As [`Generator::encode_parts`], and adds the tokens that the model wants before and after
     /// every text, unless the text has them. If the tokenizer adds a first token, it skips
     /// `leading_bos`: the text that the template writes for that token and that the tokenizer could
     /// read as another one.
-    fn encode_prompt(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32>;
+    ///
+    /// # Errors
+    /// `cancelled` was set.
+    fn encode_prompt(
+        &self,
+        parts: &[(&str, bool)],
+        leading_bos: &str,
+        cancelled: &AtomicBool,
+    ) -> EncodeResult;
 
     /// Returns the byte ranges of control tokens in a text.
-    fn controls_in(&self, text: &str) -> Vec<Range<usize>>;
+    ///
+    /// # Errors
+    /// `cancelled` was set.
+    fn controls_in(
+        &self,
+        text: &str,
+        cancelled: &AtomicBool,
+    ) -> Result<Vec<Range<usize>>, EncodeCancelled>;
 
     /// Returns the text of tokens, including control tokens.
     fn decode(&self, tokens: &[u32]) -> String;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{
@@ -16,7 +17,8 @@ use puna_store::embedded;
 use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 
 use super::generator::{
-    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RerankCallback,
+    EmbedCallback, EncodeCancelled, EncodeResult, Generator, LoadError, LoadedModelInfo, Loader,
+    PairFormat, RerankCallback,
 };
 use super::protocol::{Counts, Heartbeat, LoadSpec, MemoryParts, is_out_of_memory};
 use crate::canonical::TokenizeTask;
@@ -96,6 +98,7 @@ impl Loader for LocalLoader {
             end_texts: tokenizer.eog().iter().map(|end| text(Some(*end))).collect(),
             embeds: !matches!(engine.info().pooling, Pooling::None | Pooling::Rank),
             pair_format: engine.info().can_rank.then(|| pair_format(tokenizer, templates.rerank)),
+            max_token_bytes: tokenizer.max_token_bytes(),
             adapters: spec.adapters.len(),
             is_diffusion: engine.info().unmasking.is_some(),
         };
@@ -344,28 +347,35 @@ impl Generator for LocalGenerator {
         &self.model_info
     }
 
-    fn encode(&self, text: &str) -> Vec<u32> {
-        self.tokenizer().encode_prompt(text, "")
+    fn encode(&self, text: &str, cancelled: &AtomicBool) -> EncodeResult {
+        self.encode_prompt(&[(text, true)], "", cancelled)
     }
 
-    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
+    fn tokenize(&self, text: &TokenizeTask, cancelled: &AtomicBool) -> EncodeResult {
         let TokenizeTask { text, add_special, parse_special } = text;
-        self.tokenizer().encode(
-            text,
-            EncodeOptions { add_special: *add_special, parse_special: *parse_special },
-        )
+        let options = EncodeOptions { add_special: *add_special, parse_special: *parse_special };
+        self.tokenizer().try_encode(text, options, cancelled)
     }
 
-    fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
-        self.tokenizer().encode_parts(parts, false)
+    fn encode_parts(&self, parts: &[(&str, bool)], cancelled: &AtomicBool) -> EncodeResult {
+        self.tokenizer().try_encode_parts(parts, false, cancelled)
     }
 
-    fn encode_prompt(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32> {
-        self.tokenizer().encode_prompt_parts(parts, leading_bos)
+    fn encode_prompt(
+        &self,
+        parts: &[(&str, bool)],
+        leading_bos: &str,
+        cancelled: &AtomicBool,
+    ) -> EncodeResult {
+        self.tokenizer().try_encode_prompt_parts(parts, leading_bos, cancelled)
     }
 
-    fn controls_in(&self, text: &str) -> Vec<Range<usize>> {
-        self.tokenizer().controls_in(text)
+    fn controls_in(
+        &self,
+        text: &str,
+        cancelled: &AtomicBool,
+    ) -> Result<Vec<Range<usize>>, EncodeCancelled> {
+        self.tokenizer().try_controls_in(text, cancelled)
     }
 
     fn decode(&self, tokens: &[u32]) -> String {

@@ -43,6 +43,7 @@ mod task_handle;
 pub(crate) mod templates;
 #[cfg(test)]
 pub(crate) mod tests;
+mod text_limits;
 pub mod worker;
 
 pub(crate) use local::log_devices;

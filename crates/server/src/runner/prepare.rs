@@ -12,6 +12,7 @@ use super::preparer::{Preparer, to_api_error};
 use super::prompt::{PromptText, think};
 use super::schema_check::AnswerChecks;
 use super::task_handle::{Handle, check_connected};
+use super::text_limits::check_request_text_bytes;
 use crate::canonical::{ApiError, Event, GenerateTask, Overflow, RunOptions, Task};
 use crate::options::speculate::SpeculationMode;
 
@@ -41,7 +42,9 @@ impl Preparer {
             Task::Embed(embed) => self.embed(handle, embed),
             Task::Rank(rank) => self.rank(handle, rank),
             Task::Tokenize(text) => {
-                self.send_event(&handle, Event::Tokens(self.generator.tokenize(&text)))
+                check_request_text_bytes(text.text.len())?;
+                let tokens = self.generator.tokenize(&text, handle.cancelled())?;
+                self.send_event(&handle, Event::Tokens(tokens))
             }
             Task::Detokenize(tokens) => {
                 let text = self.check_tokens(&tokens).map(|()| self.generator.decode(&tokens))?;
@@ -61,7 +64,8 @@ impl Preparer {
             handle.send(Event::Rendered(text.prompt));
             return Ok(());
         }
-        let tokens = self.truncate_tokens(self.prompt_tokens(&text, &task), &task)?;
+        self.check_least_tokens(&text, &task)?;
+        let tokens = self.truncate_tokens(self.prompt_tokens(&handle, &text, &task)?, &task)?;
         check_prompt_logprobs(&task, tokens.tokens.len())?;
         let num_ctx = self.context(task.options.num_ctx);
         let limits = AnswerLimits {
@@ -239,7 +243,8 @@ impl Preparer {
         let task = GenerateTask { overflow: Overflow::Refuse, ..task };
         let text = self.prompt_text(handle, &task)?;
         check_connected(handle)?;
-        self.send_event(handle, Event::Counted(self.prompt_tokens(&text, &task).len() as u64))
+        let tokens = self.prompt_tokens(handle, &text, &task)?;
+        self.send_event(handle, Event::Counted(tokens.len() as u64))
     }
 
     fn send_event(&self, handle: &Handle, event: Event) -> Result<(), ApiError> {

@@ -16,7 +16,9 @@ use super::forced;
 use super::preparer::Preparer;
 use super::task_handle::{Handle, check_connected};
 use super::templates::PLAIN_TEMPLATE;
-use crate::canonical::{ApiError, GenerateTask, Input, Overflow, Prompt, PromptConfig};
+use crate::canonical::{
+    ApiError, GenerateTask, Input, Overflow, Prompt, PromptConfig, json_bytes, object_bytes,
+};
 
 /// Prompt as text, and the number of parts that were left out.
 pub(super) struct PromptText {
@@ -72,11 +74,13 @@ impl Preparer {
         handle: &Handle,
         task: &GenerateTask,
     ) -> Result<PromptText, ApiError> {
+        let num_ctx = task.options.num_ctx;
         match &task.input {
             Input::Chat { messages, tools } => {
                 let offered =
                     if task.tool_choice == ToolChoice::None { &[] } else { tools.as_slice() };
                 forced::check_tools_named(offered)?;
+                self.check_text_bytes("the conversation", chat_bytes(messages, offered), num_ctx)?;
                 self.chat_prompt(handle, task, messages, offered)
             }
             Input::Prompt(prompt) => self.plain_prompt(handle, task, prompt),
@@ -100,7 +104,11 @@ impl Preparer {
         let mut tools: Vec<_> = tools.iter().map(|tool| tool.0.clone()).collect();
         let mut variables = task.variables.clone();
         let other_values = tools.iter_mut().chain(variables.values_mut());
-        mark_untrusted(&mut all, other_values, |text| self.generator.controls_in(text));
+        let controls_in =
+            |text: &str| self.generator.controls_in(text, handle.cancelled()).unwrap_or_default();
+        mark_untrusted(&mut all, other_values, controls_in);
+        // No text of users may pass unmarked.
+        check_connected(handle)?;
         let rules = Some(self.templates.rules(&template));
         let chat = Chat { tools: &tools, variables, rules, ..Chat::new(&all) };
         // Ollama's dialect accepts results without their calls, because its clients drop the oldest
@@ -191,8 +199,9 @@ impl Preparer {
                 let limit = self.context(task.options.num_ctx) as usize;
                 let mut count = |text: &str| {
                     // Every attempt costs as much as the first, so a disconnected client ends them.
-                    check_connected(handle).map_err(|gone| PromptError::Count(gone.message))?;
-                    Ok(self.encode(task, &format!("{before}{text}"), Some(&template)).len())
+                    let text = format!("{before}{text}");
+                    let tokens = self.encode(handle, task, &text, Some(&template));
+                    Ok(tokens.map_err(|error| PromptError::Count(error.message))?.len())
                 };
                 let fitted = match task.overflow {
                     Overflow::DropTurns => {
@@ -268,10 +277,16 @@ impl Preparer {
     }
 
     /// Returns the tokens of a prompt; a request may have brought its own.
-    pub(super) fn prompt_tokens(&self, text: &PromptText, task: &GenerateTask) -> Vec<u32> {
+    pub(super) fn prompt_tokens(
+        &self,
+        handle: &Handle,
+        text: &PromptText,
+        task: &GenerateTask,
+    ) -> Result<Vec<u32>, ApiError> {
         match &task.input {
-            Input::Prompt(Prompt { tokens: Some(tokens), .. }) => tokens.clone(),
+            Input::Prompt(Prompt { tokens: Some(tokens), .. }) => Ok(tokens.clone()),
             _ => self.encode(
+                handle,
                 task,
                 text.marked.as_ref().unwrap_or(&text.prompt),
                 text.template.as_deref(),
@@ -280,9 +295,18 @@ impl Preparer {
     }
 
     /// Tokenizes a text that a template wrote.
-    fn encode(&self, task: &GenerateTask, text: &str, template: Option<&Template>) -> Vec<u32> {
+    fn encode(
+        &self,
+        handle: &Handle,
+        task: &GenerateTask,
+        text: &str,
+        template: Option<&Template>,
+    ) -> Result<Vec<u32>, ApiError> {
+        check_connected(handle)?;
+        self.check_text_bytes("the prompt", text.len(), task.options.num_ctx)?;
         let parts = if may_be_marked(task) { split_at_marks(text) } else { vec![(text, true)] };
-        self.generator.encode_prompt(&parts, template.map_or("", Template::leading_bos))
+        let leading_bos = template.map_or("", Template::leading_bos);
+        Ok(self.generator.encode_prompt(&parts, leading_bos, handle.cancelled())?)
     }
 
     /// Truncates a prompt that exceeds the context in the middle, or rejects it.
@@ -302,15 +326,8 @@ impl Preparer {
         if length < num_ctx {
             return Ok(PromptTokens { tokens, cut_tokens: 0, keep });
         }
-        let lengths = Some((length as u64, num_ctx as u64));
-        if matches!(task.overflow, Overflow::Refuse | Overflow::DropTurns) {
-            let message = format!("prompt is too long: {length} tokens, context is {num_ctx}");
-            return Err(ApiError { lengths, ..ApiError::bad_request(message) });
-        }
-        if !task.shift {
-            let message = "the prompt is longer than the context length currently available to the model; shorten the \
-                           prompt, adjust the context length in settings, or use a model with a longer context length";
-            return Err(ApiError { lengths, ..ApiError::bad_request(message) });
+        if refuses_long_prompts(task) {
+            return Err(too_long_error(task, &length.to_string(), length, num_ctx));
         }
         let keep = keep.min(num_ctx.saturating_sub(2));
         let left = num_ctx - ((num_ctx - keep) / 2).max(1);
@@ -318,6 +335,42 @@ impl Preparer {
         tokens.drain(keep..keep + cut);
         Ok(PromptTokens { tokens, cut_tokens: cut, keep })
     }
+}
+
+/// Bytes of the texts of a conversation and its tools.
+fn chat_bytes(messages: &[native::Message], tools: &[Tool]) -> usize {
+    let call = |call: &native::ToolCall| object_bytes(&call.function.arguments);
+    let message = |m: &native::Message| {
+        m.content.len() + m.thinking.len() + m.tool_calls.iter().map(call).sum::<usize>()
+    };
+    messages.iter().map(message).sum::<usize>()
+        + tools.iter().map(|tool| json_bytes(&tool.0)).sum::<usize>()
+}
+
+/// Whether a prompt that exceeds the context is an error, whatever its tokens.
+pub(super) fn refuses_long_prompts(task: &GenerateTask) -> bool {
+    matches!(task.overflow, Overflow::Refuse | Overflow::DropTurns) || !task.shift
+}
+
+/// Error for a prompt of `length` tokens, which `shown` describes.
+pub(super) fn too_long_error(
+    task: &GenerateTask,
+    shown: &str,
+    length: usize,
+    num_ctx: usize,
+) -> ApiError {
+    let lengths = Some((length as u64, num_ctx as u64));
+    let message = match task.overflow {
+        Overflow::Refuse | Overflow::DropTurns => {
+            format!("prompt is too long: {shown} tokens, context is {num_ctx}")
+        }
+        Overflow::DropMessages => {
+            "the prompt is longer than the context length currently available to the model; shorten the \
+             prompt, adjust the context length in settings, or use a model with a longer context length"
+                .into()
+        }
+    };
+    ApiError { lengths, ..ApiError::bad_request(message) }
 }
 
 /// Whether a prompt may contain marks around the users' text. In a raw prompt, the same characters

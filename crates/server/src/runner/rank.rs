@@ -5,10 +5,11 @@
 //! stands only if the file wants it around texts.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use puna_engine::EngineError;
 
-use super::generator::{Generator, PairFormat};
+use super::generator::{EncodeCancelled, EncodeResult, Generator, PairFormat};
 use super::preparer::{Preparer, to_api_error};
 use super::task_handle::{Handle, check_connected};
 use crate::canonical::{ApiError, Event, RankResult, RerankTask, TokenizeTask};
@@ -37,14 +38,20 @@ impl Preparer {
             .as_ref()
             .ok_or_else(|| ApiError::bad_request("this model does not support reranking"))?;
         let context = self.context(task.num_ctx) as usize;
-        let pairs = PairBuilder::new(&*self.generator, format, &task.query, context);
+        self.check_text_bytes("the query", task.query.len(), task.num_ctx)?;
+        let cancelled = handle.cancelled();
+        let pairs = PairBuilder::new(&*self.generator, format, &task.query, context, cancelled)?;
         let (mut inputs, mut summary) =
             (Vec::with_capacity(task.documents.len()), RankResult::default());
         for (i, document) in task.documents.iter().enumerate() {
             check_connected(&handle)?;
+            self.check_text_bytes(&format!("document {i}"), document.len(), task.num_ctx)?;
             let pair = pairs
                 .build(document, &task)
-                .map_err(|reason| ApiError::bad_request(format!("document {i} {reason}")))?;
+                .map_err(|reason| ApiError::bad_request(format!("document {i} {reason}")));
+            // An encoding that was cancelled made no pair.
+            check_connected(&handle)?;
+            let pair = pair?;
             summary.tokens += pair.tokens.len() as u64;
             if summary.tokens > MAX_REQUEST_TOKENS {
                 return Err(ApiError::bad_request(format!(
@@ -80,6 +87,8 @@ struct PairBuilder<'a> {
     query_tokens: Vec<u32>,
     /// Maximum number of tokens of a pair.
     context: usize,
+    /// Ends the tokenizing.
+    cancelled: &'a AtomicBool,
 }
 
 impl<'a> PairBuilder<'a> {
@@ -88,12 +97,14 @@ impl<'a> PairBuilder<'a> {
         format: &'a PairFormat,
         query: &'a str,
         context: usize,
-    ) -> Self {
-        let mut pairs = Self { generator, format, query, query_tokens: Vec::new(), context };
+        cancelled: &'a AtomicBool,
+    ) -> Result<Self, EncodeCancelled> {
+        let query_tokens = Vec::new();
+        let mut pairs = Self { generator, format, query, query_tokens, context, cancelled };
         if format.template.is_none() {
-            pairs.query_tokens = pairs.encode_plain(query);
+            pairs.query_tokens = pairs.encode_plain(query)?;
         }
-        pairs
+        Ok(pairs)
     }
 
     /// Builds the pair with a document, cut to the limit if the request allows that.
@@ -102,10 +113,12 @@ impl<'a> PairBuilder<'a> {
         let may_cut = task.truncate || task.pair_tokens.is_some();
         let max_document_tokens = task.document_tokens.unwrap_or(usize::MAX);
         let pair = match &self.format.template {
-            Some(template) => {
-                self.build_from_template(template, document, limit, max_document_tokens, may_cut)?
-            }
-            None => self.build_plain(document, limit, max_document_tokens, may_cut),
+            Some(template) => self
+                .build_from_template(template, document, limit, max_document_tokens, may_cut)
+                .map_err(|cancelled| cancelled.to_string())?,
+            None => self
+                .build_plain(document, limit, max_document_tokens, may_cut)
+                .map_err(|cancelled| cancelled.to_string())?,
         };
         match pair.tokens.len() {
             0 => Err("and the query are empty, and the model adds no start token".into()),
@@ -125,22 +138,22 @@ impl<'a> PairBuilder<'a> {
         limit: usize,
         max_document_tokens: usize,
         may_cut: bool,
-    ) -> PairInput {
+    ) -> Result<PairInput, EncodeCancelled> {
         let PairFormat { before, between, after, .. } = self.format;
-        let (query, mut document_tokens) = (&self.query_tokens, self.encode_plain(document));
+        let (query, mut document_tokens) = (&self.query_tokens, self.encode_plain(document)?);
         let frame_tokens = before.len() + query.len() + between.len() + after.len();
         let available = if may_cut { limit.saturating_sub(frame_tokens) } else { usize::MAX };
         let full_length = document_tokens.len();
         document_tokens.truncate(available.min(max_document_tokens));
         let cut = full_length - document_tokens.len();
-        PairInput {
+        Ok(PairInput {
             tokens: [before, query, between, &document_tokens, after]
                 .into_iter()
                 .flatten()
                 .copied()
                 .collect(),
             cut_tokens: cut,
-        }
+        })
     }
 
     fn build_from_template(
@@ -150,8 +163,8 @@ impl<'a> PairBuilder<'a> {
         limit: usize,
         max_document_tokens: usize,
         may_cut: bool,
-    ) -> Result<PairInput, String> {
-        let document_tokens = self.encode_plain(document);
+    ) -> Result<PairInput, EncodeCancelled> {
+        let document_tokens = self.encode_plain(document)?;
         let (mut kept_tokens, mut text) = (document_tokens.len(), document.to_owned());
         let decode_prefix = |kept_tokens: usize| {
             // The cut may split a character.
@@ -162,7 +175,11 @@ impl<'a> PairBuilder<'a> {
             kept_tokens = max_document_tokens;
             text = decode_prefix(kept_tokens);
         }
-        let mut tokens = self.generator.encode_parts(&template_parts(template, self.query, &text));
+        let encode = |text: &str| {
+            let parts = template_parts(template, self.query, text);
+            self.generator.encode_parts(&parts, self.cancelled)
+        };
+        let mut tokens = encode(&text)?;
         for _ in 0..MAX_CUT_ATTEMPTS {
             let over = tokens.len().saturating_sub(limit);
             if over == 0 || !may_cut || kept_tokens == 0 {
@@ -170,15 +187,15 @@ impl<'a> PairBuilder<'a> {
             }
             kept_tokens = kept_tokens.saturating_sub(over);
             text = decode_prefix(kept_tokens);
-            tokens = self.generator.encode_parts(&template_parts(template, self.query, &text));
+            tokens = encode(&text)?;
         }
         Ok(PairInput { tokens, cut_tokens: document_tokens.len() - kept_tokens })
     }
 
     /// Tokenizes a text without adding tokens or reading control tokens.
-    fn encode_plain(&self, text: &str) -> Vec<u32> {
+    fn encode_plain(&self, text: &str) -> EncodeResult {
         let text = TokenizeTask { text: text.to_owned(), add_special: false, parse_special: false };
-        self.generator.tokenize(&text)
+        self.generator.tokenize(&text, self.cancelled)
     }
 }
 

@@ -5,13 +5,15 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use puna_engine::{AnswerStage, EngineError, Event, GenerationStats, Request, Sink, Speculation};
 use puna_sampler::{Constraint, Grammar};
 
 use super::generator::{
-    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, RerankCallback,
+    EmbedCallback, EncodeCancelled, EncodeResult, Generator, LoadError, LoadedModelInfo, Loader,
+    NOT_CANCELLED, RerankCallback,
 };
 use super::local::LocalLoader;
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
@@ -69,7 +71,8 @@ impl ScriptedModel {
                 WrittenPart::Text(parts) => {
                     let parts: Vec<(&str, bool)> =
                         parts.iter().map(|(text, special)| (text.as_str(), *special)).collect();
-                    let tokens = self.model.encode_parts(&parts);
+                    let tokens =
+                        self.model.encode_parts(&parts, &NOT_CANCELLED).unwrap_or_default();
                     items.extend(self.characters(&tokens).into_iter().map(ScriptItem::Tokens));
                 }
                 WrittenPart::Item(item) => items.push_back(item),
@@ -335,24 +338,33 @@ impl Generator for ScriptedModel {
         self.model.model_info()
     }
 
-    fn encode(&self, text: &str) -> Vec<u32> {
-        self.model.encode(text)
+    fn encode(&self, text: &str, cancelled: &AtomicBool) -> EncodeResult {
+        self.model.encode(text, cancelled)
     }
 
-    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
-        self.model.tokenize(text)
+    fn tokenize(&self, text: &TokenizeTask, cancelled: &AtomicBool) -> EncodeResult {
+        self.model.tokenize(text, cancelled)
     }
 
-    fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
-        self.model.encode_parts(parts)
+    fn encode_parts(&self, parts: &[(&str, bool)], cancelled: &AtomicBool) -> EncodeResult {
+        self.model.encode_parts(parts, cancelled)
     }
 
-    fn encode_prompt(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32> {
-        self.model.encode_prompt(parts, leading_bos)
+    fn encode_prompt(
+        &self,
+        parts: &[(&str, bool)],
+        leading_bos: &str,
+        cancelled: &AtomicBool,
+    ) -> EncodeResult {
+        self.model.encode_prompt(parts, leading_bos, cancelled)
     }
 
-    fn controls_in(&self, text: &str) -> Vec<Range<usize>> {
-        self.model.controls_in(text)
+    fn controls_in(
+        &self,
+        text: &str,
+        cancelled: &AtomicBool,
+    ) -> Result<Vec<Range<usize>>, EncodeCancelled> {
+        self.model.controls_in(text, cancelled)
     }
 
     fn decode(&self, tokens: &[u32]) -> String {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
+use super::generator::EncodeCancelled;
 use super::protocol::{RunnerResponse, WINDOW};
 use crate::canonical::{ApiError, Event};
 use crate::util::lock::lock;
@@ -75,6 +76,11 @@ impl Handle {
         self.out.send(RunnerResponse::Event(self.id, event)).is_ok()
     }
 
+    /// Flag that is set once the task is cancelled.
+    pub(crate) fn cancelled(&self) -> &AtomicBool {
+        &self.state.cancelled
+    }
+
     /// Stores the number of the engine's request; returns `false` if the task was cancelled in
     /// between.
     pub(crate) fn set_engine_request(&self, request: u64) -> bool {
@@ -83,11 +89,18 @@ impl Handle {
     }
 }
 
+impl From<EncodeCancelled> for ApiError {
+    /// Only a client that has disconnected cancels an encoding. No client receives this error.
+    fn from(_: EncodeCancelled) -> Self {
+        Self::new(Self::CLIENT_CLOSED_REQUEST, "the client has disconnected")
+    }
+}
+
 /// Returns an error if the client has disconnected, which ends the preparation early. No client
 /// receives this error.
 pub(super) fn check_connected(handle: &Handle) -> Result<(), ApiError> {
     match handle.state.is_cancelled() {
-        true => Err(ApiError::new(ApiError::CLIENT_CLOSED_REQUEST, "the client has disconnected")),
+        true => Err(EncodeCancelled.into()),
         false => Ok(()),
     }
 }

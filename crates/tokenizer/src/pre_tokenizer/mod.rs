@@ -16,25 +16,31 @@ mod regex_tests;
 mod runs;
 mod words;
 
+use std::sync::atomic::AtomicBool;
+
+use crate::control::is_set;
 use crate::unicode::Scan;
 
 /// Splits one piece of text.
 type Stage = fn(Scan<'_>, &mut PieceEnds<'_>);
 
-/// Collects the ends of a stage's pieces.
+/// Passes the ends of a stage's pieces on as they are found, so that no list of them takes memory.
 pub(crate) struct PieceEnds<'a> {
     base: usize,
     last: usize,
-    ends: &'a mut Vec<usize>,
+    /// Once it is set, scanners read an empty text, and their ends are meaningless.
+    cancelled: &'a AtomicBool,
+    /// Receives the end of each piece in the whole text.
+    on_end: &'a mut dyn FnMut(usize),
 }
 
 impl PieceEnds<'_> {
     /// Ends a piece at `end`, relative to the start of the stage's text. Ignores empty pieces.
     #[inline]
     fn cut(&mut self, end: usize) {
-        if end > self.last {
-            self.ends.push(self.base + end);
+        if end > self.last && !is_set(self.cancelled) {
             self.last = end;
+            (self.on_end)(self.base + end);
         }
     }
 
@@ -64,28 +70,46 @@ impl PatternSet {
         PatternSet { number, stages, original: stages }
     }
 
-    /// Replaces `ends` by the ends of the pieces of `text`, ascending. The last one is the length
-    /// of the text.
-    pub(crate) fn split(&self, text: &str, original: bool, ends: &mut Vec<usize>) {
-        let scan = Scan::new(text);
+    /// Calls `on_end` with the end of each piece of `text`, ascending. The last one is the length
+    /// of the text, unless `cancelled` is set in between.
+    pub(crate) fn split(
+        &self,
+        text: &str,
+        original: bool,
+        cancelled: &AtomicBool,
+        on_end: &mut dyn FnMut(usize),
+    ) {
         let stages = if original { self.original } else { self.stages };
-        let mut before = Vec::new();
-        ends.clear();
         if !text.is_empty() {
-            ends.push(text.len());
-        }
-        for stage in stages {
-            std::mem::swap(&mut before, ends);
-            ends.clear();
-            let mut start = 0;
-            for &end in &before {
-                let mut pieces = PieceEnds { base: start, last: 0, ends };
-                stage(scan.part(start, end), &mut pieces);
-                pieces.cut(end - start);
-                start = end;
-            }
+            split_piece(stages, Scan::new(text, cancelled), 0, text.len(), on_end);
         }
     }
+
+    /// Whether the pieces are lines, whatever other characters the text contains.
+    #[cfg(test)]
+    pub(crate) fn is_lines(&self) -> bool {
+        self.number == GEMMA4.number
+    }
+}
+
+/// Splits the piece from `start` to `end` by the first stage, and each of its pieces by the others.
+fn split_piece(
+    stages: &[Stage],
+    scan: Scan<'_>,
+    start: usize,
+    end: usize,
+    on_end: &mut dyn FnMut(usize),
+) {
+    let Some((stage, others)) = stages.split_first() else { return on_end(end) };
+    let mut begin = start;
+    let mut on_piece_end = |end| {
+        split_piece(others, scan, begin, end, on_end);
+        begin = end;
+    };
+    let cancelled = scan.cancelled();
+    let mut pieces = PieceEnds { base: start, last: 0, cancelled, on_end: &mut on_piece_end };
+    stage(scan.part(start, end), &mut pieces);
+    pieces.cut(end - start);
 }
 
 /// A pre-tokenizer by its names in files, with the options that llama.cpp ties to the name.

@@ -1,6 +1,7 @@
 //! Compares pattern sets with their expressions in a general regex engine, on random text.
 
 use super::*;
+use crate::control::NEVER;
 use crate::random_text::Random;
 
 /// Numbers of pattern sets and their expressions, as in llama.cpp.
@@ -221,7 +222,7 @@ fn compare(set: &PatternSet, regexes: &[ReferenceRegex], original: bool, text: &
     }
     want.retain(|piece| !piece.is_empty());
     let mut ends = Vec::new();
-    set.split(text, original, &mut ends);
+    set.split(text, original, &NEVER, &mut |end| ends.push(end));
     assert_eq!(split(text, &ends), want, "set {} (original: {original}) on {text:?}", set.number);
 }
 
@@ -300,17 +301,35 @@ fn long_runs_are_split_like_the_expressions() {
 #[test]
 fn a_megabyte_of_one_character_takes_linear_time() {
     let start = std::time::Instant::now();
-    let mut ends = Vec::new();
+    let mut last = 0;
     for c in [" ", "\n", "\u{2003}", "a", "A", "7", "!", "'", "\u{301}", "中", " \n", "aA", "ñA"]
     {
         let text = c.repeat(1_000_000 / c.len());
         for row in PRE_TOKENIZERS {
-            row.set.split(&text, false, &mut ends);
-            assert_eq!(ends.last(), Some(&text.len()));
+            row.set.split(&text, false, &NEVER, &mut |end| last = end);
+            assert_eq!(last, text.len());
         }
     }
     // Quadratic time would take hours. A busy machine takes seconds.
     assert!(start.elapsed().as_secs() < 120, "{:?}", start.elapsed());
+}
+
+#[test]
+fn texts_with_escaped_spaces_are_split_at_line_ends_only() {
+    // `Bpe` cuts such texts at line ends before it replaces spaces.
+    assert!(PRE_TOKENIZERS.iter().all(|row| !row.escape_spaces || row.set.is_lines()));
+}
+
+#[test]
+fn every_stage_ends_once_it_is_cancelled() {
+    let cancelled = AtomicBool::new(true);
+    for c in [" ", "\n", "a", "7", "!", "中", "\u{301}", "<sentinel:1"] {
+        for row in PRE_TOKENIZERS {
+            for original in [false, true] {
+                row.set.split(&c.repeat(1000), original, &cancelled, &mut |_| panic!("an end"));
+            }
+        }
+    }
 }
 
 #[test]

@@ -105,7 +105,12 @@ pub(super) fn numbers_by_three_from_the_right(s: Scan<'_>, ends: &mut PieceEnds<
             ends.cut(pos);
         }
         while pos < end {
-            pos = s.run_of(pos, N, 3);
+            let group = s.run_of(pos, N, 3);
+            if group == pos {
+                // The scan was cancelled.
+                return;
+            }
+            pos = group;
             ends.cut(pos);
         }
     }
@@ -120,7 +125,7 @@ pub(super) fn digits_by_three_from_the_right(s: Scan<'_>, ends: &mut PieceEnds<'
             end += 1;
         }
         let mut cut = pos + (end - pos) % 3;
-        while cut < end {
+        while cut < end && s.len() > 0 {
             ends.cut(cut);
             cut += 3;
         }

@@ -7,6 +7,9 @@
 mod data;
 
 use std::sync::LazyLock;
+use std::sync::atomic::AtomicBool;
+
+use crate::control::is_set;
 
 /// A set of character classes. The class of a character has exactly one bit.
 pub(crate) type Class = u16;
@@ -112,16 +115,18 @@ impl ClassTable {
     }
 }
 
-/// A piece of text to scan: valid UTF-8, addressed by byte.
+/// A piece of text to scan: valid UTF-8, addressed by byte. Once the scan is cancelled, the text
+/// appears to be empty, which ends every loop over it.
 #[derive(Clone, Copy)]
 pub(crate) struct Scan<'a> {
     bytes: &'a [u8],
     table: &'static ClassTable,
+    cancelled: &'a AtomicBool,
 }
 
 impl<'a> Scan<'a> {
-    pub(crate) fn new(text: &'a str) -> Self {
-        Scan { bytes: text.as_bytes(), table: table() }
+    pub(crate) fn new(text: &'a str, cancelled: &'a AtomicBool) -> Self {
+        Scan { bytes: text.as_bytes(), table: table(), cancelled }
     }
 
     /// The part from `start` to `end`, which must be character boundaries.
@@ -129,20 +134,29 @@ impl<'a> Scan<'a> {
         Scan { bytes: &self.bytes[start..end], ..self }
     }
 
+    pub(crate) fn cancelled(self) -> &'a AtomicBool {
+        self.cancelled
+    }
+
+    #[inline]
     pub(crate) fn len(self) -> usize {
-        self.bytes.len()
+        if is_set(self.cancelled) { 0 } else { self.bytes.len() }
     }
 
     /// Byte at `pos`; 0 at and beyond the end.
     #[inline]
     pub(crate) fn byte(self, pos: usize) -> u8 {
-        self.bytes.get(pos).copied().unwrap_or(0)
+        match self.bytes.get(pos) {
+            Some(&byte) if !is_set(self.cancelled) => byte,
+            _ => 0,
+        }
     }
 
     /// Class and length in bytes of the character at `pos`; zeros at the end.
     #[inline(always)]
     pub(crate) fn at(self, pos: usize) -> (Class, usize) {
         match self.bytes.get(pos) {
+            Some(_) if is_set(self.cancelled) => (0, 0),
             Some(&b) if b < 128 => (self.table.ascii[usize::from(b)], 1),
             Some(_) => {
                 let (c, len) = decode(self.bytes, pos);
@@ -161,6 +175,7 @@ impl<'a> Scan<'a> {
     #[inline]
     pub(crate) fn char(self, pos: usize) -> Option<(u32, usize)> {
         match self.bytes.get(pos) {
+            Some(_) if is_set(self.cancelled) => None,
             Some(&b) if b < 128 => Some((u32::from(b), 1)),
             Some(_) => Some(decode(self.bytes, pos)),
             None => None,
@@ -242,7 +257,7 @@ mod tests {
                     u32::from(c)
                 );
                 assert_eq!(
-                    Scan::new(c.encode_utf8(&mut text)).at(0),
+                    Scan::new(c.encode_utf8(&mut text), &crate::control::NEVER).at(0),
                     (table().class(u32::from(c)), c.len_utf8())
                 );
             }

@@ -277,7 +277,8 @@ impl Sink for AnswerSink {
             }
             return Vec::new();
         };
-        self.generator.encode_parts(&[(&end, true)])
+        let cancelled = self.handle.cancelled();
+        self.generator.encode_parts(&[(&end, true)], cancelled).unwrap_or_default()
     }
 
     /// Stop strings are ignored in the reasoning and in the blank text after it, which is not part

@@ -21,7 +21,8 @@ use tokio::sync::oneshot;
 
 use crate::canonical::TokenizeTask;
 use crate::runner::generator::{
-    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RerankCallback,
+    EmbedCallback, EncodeCancelled, EncodeResult, Generator, LoadError, LoadedModelInfo, Loader,
+    PairFormat, RerankCallback,
 };
 use crate::runner::launch::{Launcher, RunnerProcess};
 use crate::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
@@ -192,7 +193,7 @@ impl Generator for FakeEngine {
         &self.model_info
     }
 
-    fn encode(&self, text: &str) -> Vec<u32> {
+    fn encode(&self, text: &str, _: &AtomicBool) -> EncodeResult {
         if text.len() > 300_000 {
             self.fake.dawdled.fetch_add(1, Ordering::Relaxed);
             while self.fake.dawdles.load(Ordering::Relaxed) {
@@ -200,29 +201,39 @@ impl Generator for FakeEngine {
             }
         }
         let bos = self.fake.adds_bos.load(Ordering::Relaxed).then_some(BOS);
-        bos.into_iter().chain(text.bytes().map(u32::from)).collect()
+        Ok(bos.into_iter().chain(text.bytes().map(u32::from)).collect())
     }
 
-    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
-        text.text.bytes().map(u32::from).collect()
+    fn tokenize(&self, text: &TokenizeTask, _: &AtomicBool) -> EncodeResult {
+        Ok(text.text.bytes().map(u32::from).collect())
     }
 
-    fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
-        parts.iter().flat_map(|(text, _)| text.bytes().map(u32::from)).collect()
+    fn encode_parts(&self, parts: &[(&str, bool)], _: &AtomicBool) -> EncodeResult {
+        Ok(parts.iter().flat_map(|(text, _)| text.bytes().map(u32::from)).collect())
     }
 
-    fn encode_prompt(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32> {
+    fn encode_prompt(
+        &self,
+        parts: &[(&str, bool)],
+        leading_bos: &str,
+        cancelled: &AtomicBool,
+    ) -> EncodeResult {
         // An end token that is read as text is written in guillemets.
         let shown = |&(text, trusted): &(&str, bool)| {
             if trusted { text.to_owned() } else { format!("«{text}»") }
         };
         let text = parts.iter().map(shown).collect::<String>();
         let adds_bos = self.fake.adds_bos.load(Ordering::Relaxed);
-        self.encode(text.strip_prefix(leading_bos).filter(|_| adds_bos).unwrap_or(&text))
+        let text = text.strip_prefix(leading_bos).filter(|_| adds_bos).unwrap_or(&text);
+        self.encode(text, cancelled)
     }
 
-    fn controls_in(&self, text: &str) -> Vec<Range<usize>> {
-        text.match_indices(END.0).map(|(at, end)| at..at + end.len()).collect()
+    fn controls_in(
+        &self,
+        text: &str,
+        _: &AtomicBool,
+    ) -> Result<Vec<Range<usize>>, EncodeCancelled> {
+        Ok(text.match_indices(END.0).map(|(at, end)| at..at + end.len()).collect())
     }
 
     fn decode(&self, tokens: &[u32]) -> String {

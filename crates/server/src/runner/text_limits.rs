@@ -1,0 +1,70 @@
+//! Limits of texts, which apply before they are tokenized.
+
+use super::preparer::Preparer;
+use super::prompt::{PromptText, refuses_long_prompts, too_long_error};
+use crate::canonical::{ApiError, GenerateTask, Input, Prompt};
+
+/// Maximum bytes of a text that no context limits. A text for a context may be longer if that many
+/// bytes can fit it.
+pub(crate) const MAX_TEXT_BYTES: usize = if cfg!(test) { 768 << 10 } else { 8 << 20 };
+
+/// Up to this number of bytes, a prompt that is too long is tokenized for the error's number of
+/// tokens.
+const MAX_COUNTED_BYTES: usize = if cfg!(test) { 64 << 10 } else { 1 << 20 };
+
+/// Rejects a text to tokenize that is longer than [`MAX_TEXT_BYTES`].
+pub(crate) fn check_request_text_bytes(bytes: usize) -> Result<(), ApiError> {
+    check_bytes("the text", bytes, MAX_TEXT_BYTES)
+}
+
+fn check_bytes(text: &str, bytes: usize, most: usize) -> Result<(), ApiError> {
+    if bytes <= most {
+        return Ok(());
+    }
+    let error = format!(
+        "{text} is too long: it has {bytes} bytes, and the limit is {most}; shorten it, or send it in parts"
+    );
+    Err(ApiError::new(413, error))
+}
+
+impl Preparer {
+    /// Rejects a text with more bytes than the tokens of the context can stand for, if these are
+    /// more than [`MAX_TEXT_BYTES`].
+    pub(super) fn check_text_bytes(
+        &self,
+        text: &str,
+        bytes: usize,
+        num_ctx: Option<u32>,
+    ) -> Result<(), ApiError> {
+        let token_bytes = self.generator.model_info().max_token_bytes.unwrap_or(0);
+        let fitting = (self.context(num_ctx) as usize).saturating_mul(token_bytes);
+        check_bytes(text, bytes, MAX_TEXT_BYTES.max(fitting))
+    }
+
+    /// Rejects a long prompt without tokenizing it, if it has more tokens than the context whatever
+    /// they are, and the request does not allow to truncate it.
+    pub(super) fn check_least_tokens(
+        &self,
+        text: &PromptText,
+        task: &GenerateTask,
+    ) -> Result<(), ApiError> {
+        let has_tokens = matches!(&task.input, Input::Prompt(Prompt { tokens: Some(_), .. }));
+        let Some(token_bytes) = self.generator.model_info().max_token_bytes else { return Ok(()) };
+        let num_ctx = self.context(task.options.num_ctx) as usize;
+        let least = least_tokens(text, token_bytes);
+        if has_tokens
+            || text.prompt.len() <= MAX_COUNTED_BYTES
+            || least < num_ctx
+            || !refuses_long_prompts(task)
+        {
+            return Ok(());
+        }
+        Err(too_long_error(task, &format!("at least {least}"), least, num_ctx))
+    }
+}
+
+/// Least number of tokens of a prompt. The tokenizer may skip the text of the first token.
+fn least_tokens(text: &PromptText, token_bytes: usize) -> usize {
+    let leading_bos = text.template.as_deref().map_or(0, |template| template.leading_bos().len());
+    text.prompt.len().saturating_sub(leading_bos).div_ceil(token_bytes.max(1))
+}
