@@ -59,7 +59,7 @@ pub async fn serve(
     listener: TcpListener,
     end: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
+    let launcher = Arc::new(runner::launch::ProcessLauncher::this_program(config.debug)?);
     run_app(app::App::new(config, launcher)?, listener, end, mpsc::channel(1).1).await
 }
 
@@ -75,7 +75,7 @@ pub async fn serve_reloading(
     end: impl Future<Output = ()>,
     reload: mpsc::Receiver<()>,
 ) -> Result<(), ServeError> {
-    let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
+    let launcher = Arc::new(runner::launch::ProcessLauncher::this_program(config.debug)?);
     let app = app::App::new(config, launcher)?;
     app.create_blobs_dir();
     app.clean_up();
@@ -94,7 +94,7 @@ pub async fn serve_scripted(
     path: PathBuf,
 ) -> Result<(), ServeError> {
     let (_, read) = script::ScriptFile::open(path.clone(), script::ScriptPlayer::Model)?;
-    let mut launcher = runner::launch::ProcessLauncher::this_program()?;
+    let mut launcher = runner::launch::ProcessLauncher::this_program(config.debug)?;
     launcher.args.extend([runner::SCRIPT_FLAG.to_owned(), path.to_string_lossy().into_owned()]);
     let app = app::App::new(config, Arc::new(launcher))?;
     app.create_blobs_dir();

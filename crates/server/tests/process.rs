@@ -23,6 +23,8 @@ fn main() {
             }
         }
         Some("server") => serve(&args[2]),
+        #[cfg(target_os = "linux")]
+        Some("escape") => escape(&args[2], &args[3]),
         _ => tests(&args[1..]),
     }
 }
@@ -42,6 +44,9 @@ fn serve(models: &str) {
         puna_server::serve(config, listener, end).await.unwrap();
     });
 }
+
+/// Variable of the server that its runners must not have.
+const SECRET_VARIABLE: &str = "PUNA_REMOTE_KEYS";
 
 type Test = (&'static str, fn(&Server));
 
@@ -77,6 +82,10 @@ const TESTS: &[Test] = &[
         a_blob_that_is_there_is_answered_to_clients_that_send_it_all,
     ),
     ("a_taken_port_says_by_whom", a_taken_port_says_by_whom),
+    #[cfg(target_os = "linux")]
+    ("no_escape_from_the_sandbox_succeeds", no_escape_from_the_sandbox_succeeds),
+    #[cfg(target_os = "linux")]
+    ("models_answer_inside_the_sandbox", models_answer_inside_the_sandbox),
 ];
 
 /// Runs the tests with one of the words in their names. It supports `--list` and the harness
@@ -125,6 +134,7 @@ impl Server {
     }
 
     fn start_with(models: tempfile::TempDir, mut command: Command) -> Self {
+        command.env(SECRET_VARIABLE, "gpu.example:8000=secret");
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let stdout = child.stdout.take().unwrap();
@@ -542,4 +552,220 @@ fn a_taken_port_says_by_whom(server: &Server) {
 /// Reasoning and answer.
 fn all_of(message: Message) -> String {
     message.thinking + &message.content
+}
+
+/// Attempts to leave the sandbox from inside, on the main thread and on a later one. Prints one
+/// line for each attempt: its name and `denied` or what it achieved.
+#[cfg(target_os = "linux")]
+fn escape(model: &str, secret: &str) {
+    use puna_server::runner::{protocol::LoadSpec, sandbox};
+    let spec = LoadSpec {
+        weights: Some(model.into()),
+        adapters: Vec::new(),
+        options: Default::default(),
+        kv_cache_type: "f16".into(),
+        kernels: None,
+        threads: None,
+    };
+    let start = Instant::now();
+    let sandbox = sandbox::close(&spec, &[]);
+    println!("time {}", start.elapsed().as_micros());
+    println!("active {}", sandbox.report);
+    println!("missing {}", sandbox.report.missing.join(", "));
+    let (model, secret) = (model.to_owned(), secret.to_owned());
+    let attempts = move |thread: &str| {
+        for (name, result) in attempts(&model, &secret) {
+            let outcome = match result {
+                Ok(()) => "succeeded".to_owned(),
+                Err(error) => format!("denied: {error}"),
+            };
+            println!("{thread} {name} {outcome}");
+        }
+    };
+    attempts("main");
+    std::thread::spawn(move || attempts("later")).join().unwrap();
+}
+
+#[cfg(target_os = "linux")]
+fn attempts(model: &str, secret: &str) -> Vec<(&'static str, std::io::Result<()>)> {
+    use std::fs::{self, File};
+    use std::io;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+    let parent = std::os::unix::process::parent_id();
+    let beside = format!("{secret}.new");
+    let own_file = format!("{model}.new");
+    let memory = format!("/proc/{parent}/mem");
+    let environment = format!("/proc/{parent}/environ");
+    vec![
+        ("reads_its_model", fs::read(model).map(drop)),
+        ("reads_its_cgroup", fs::read("/proc/self/cgroup").map(drop)),
+        ("starts_a_thread", std::thread::Builder::new().spawn(|| ()).map(|t| t.join().unwrap())),
+        ("read_a_key", fs::read(secret).map(drop)),
+        ("read_passwords", fs::read("/etc/passwd").map(drop)),
+        ("read_the_environment", fs::read("/proc/self/environ").map(drop)),
+        ("read_the_server_environment", fs::read(&environment).map(drop)),
+        ("read_the_server_memory", File::open(&memory).map(drop)),
+        ("list_a_folder", fs::read_dir("/tmp").map(drop)),
+        ("write_a_file", fs::write(&beside, "x")),
+        ("write_beside_the_model", fs::write(&own_file, "x")),
+        ("write_the_model", File::options().write(true).open(model).map(drop)),
+        ("truncate_the_model", File::options().write(true).truncate(true).open(model).map(drop)),
+        ("remove_a_file", fs::remove_file(secret)),
+        ("rename_a_file", fs::rename(secret, &beside)),
+        ("link_a_file", std::os::unix::fs::symlink(secret, &beside)),
+        ("make_a_folder", fs::create_dir(&beside)),
+        ("change_permissions", {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(secret, fs::Permissions::from_mode(0o777))
+        }),
+        ("connect", TcpStream::connect("127.0.0.1:9").map(drop)),
+        ("listen", TcpListener::bind("127.0.0.1:0").map(drop)),
+        ("send_a_datagram", UdpSocket::bind("127.0.0.1:0").map(drop)),
+        ("open_a_socket", UnixDatagram::unbound().map(drop)),
+        ("pair_of_sockets", UnixStream::pair().map(drop)),
+        ("exec", Command::new("/bin/true").status().map(drop)),
+        ("exec_itself", Command::new("/proc/self/exe").arg("--list").status().map(drop)),
+        ("trace_the_server", system_call(libc::SYS_ptrace, [16, parent as usize, 0, 0])),
+        ("let_itself_be_traced", system_call(libc::SYS_ptrace, [0, 0, 0, 0])),
+        ("kill_the_server", system_call(libc::SYS_kill, [parent as usize, 0, 0, 0])),
+        (
+            "become_dumpable",
+            system_call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE as usize, 1, 0, 0]),
+        ),
+        (
+            "allow_core_dumps",
+            system_call(libc::SYS_prlimit64, [0, 4, [1u64; 2].as_ptr() as usize, 0]),
+        ),
+        ("fork", system_call(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0])),
+        ("map_code", system_call(libc::SYS_mmap, [0, 4096, 7, 0x22])),
+        ("io_uring", system_call(libc::SYS_io_uring_setup, [1, 0, 0, 0])),
+    ]
+    .into_iter()
+    .map(|(name, result): (_, io::Result<()>)| (name, result))
+    .collect()
+}
+
+/// Makes a system call that no safe function offers.
+#[cfg(target_os = "linux")]
+fn system_call(number: libc::c_long, arguments: [usize; 4]) -> std::io::Result<()> {
+    let [a, b, c, d] = arguments;
+    // SAFETY: the callers pass no pointer but that of a live array of two numbers, which the kernel
+    // only reads. A call that succeeds fails the test and changes only this short-lived process.
+    match unsafe { libc::syscall(number, a, b, c, d, -1i64, 0usize) } {
+        -1 => Err(std::io::Error::last_os_error()),
+        0 if number == libc::SYS_clone => std::process::exit(0),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn no_escape_from_the_sandbox_succeeds(server: &Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    let secret = folder.path().join("keys.toml");
+    std::fs::copy(zoo_file(), &model).unwrap();
+    std::fs::write(&secret, "secret").unwrap();
+    let output = run_escape(&model, &secret);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}{errors}");
+    if !text.contains("landlock") || !text.contains("seccomp") {
+        // Without both, a kernel gives no protection to test; the server warns.
+        println!("the kernel offers less: {text}");
+        return;
+    }
+    let mut attempts = 0;
+    for line in text.lines().filter(|line| line.starts_with("main ") || line.starts_with("later "))
+    {
+        let allowed = ["reads_its_model", "reads_its_cgroup", "starts_a_thread"];
+        let name = line.split(' ').nth(1).unwrap();
+        let wanted = if allowed.contains(&name) { "succeeded" } else { "denied: " };
+        assert!(line.contains(wanted), "{line}\n{text}{errors}");
+        // Another reason than the sandbox would prove nothing.
+        let by_sandbox = ["os error 1)", "os error 13)", "succeeded"];
+        assert!(by_sandbox.iter().any(|reason| line.contains(reason)), "{line}");
+        attempts += 1;
+    }
+    assert!(attempts > 60, "{attempts}: {text}");
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    assert!(server.runners().is_empty());
+    // The best of several runs, since other work on the machine delays some of them.
+    let time = |output: std::process::Output| {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find_map(|line| line.strip_prefix("time ")).unwrap().to_owned();
+        Duration::from_micros(line.parse().unwrap())
+    };
+    let best = (0..10).map(|_| time(run_escape(&model, &secret))).min().unwrap();
+    println!("closing the sandbox took {best:?}");
+    assert!(best < Duration::from_millis(5), "{best:?}");
+}
+
+/// Runs [`escape`] in a process of its own.
+#[cfg(target_os = "linux")]
+fn run_escape(model: &std::path::Path, secret: &std::path::Path) -> std::process::Output {
+    let program = std::env::current_exe().unwrap();
+    Command::new(program).arg("escape").args([model, secret]).output().unwrap()
+}
+
+/// Each thread of a runner is in the sandbox while models answer: the embedded one, and one of a
+/// file behind a link.
+#[cfg(target_os = "linux")]
+fn models_answer_inside_the_sandbox(server: &Server) {
+    assert!(!server.chat(8, || {}).unwrap().is_empty());
+    assert_sandboxed(server, "cria:latest");
+    let folder = server._models.path();
+    let bytes = std::fs::read(zoo_file()).unwrap();
+    let hex = puna_store::Digest::of(&bytes).hex();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let target = elsewhere.path().join("target.gguf");
+    std::fs::write(&target, &bytes).unwrap();
+    std::fs::create_dir_all(folder.join("blobs")).unwrap();
+    std::os::unix::fs::symlink(&target, folder.join(format!("blobs/sha256-{hex}"))).unwrap();
+    let text = server.runtime.block_on(async {
+        let files = json!({"model.gguf": format!("sha256:{hex}")});
+        let create = json!({"model": "linked", "files": files, "stream": false});
+        let create = serde_json::from_value(create).unwrap();
+        let mut progress = server.client.create(&create).await.unwrap();
+        while let Some(line) = progress.next().await {
+            line.unwrap();
+        }
+        let options = json!({"num_predict": 4, "temperature": 0.0, "ignore_eos": true});
+        let generate = GenerateRequest {
+            model: "linked".into(),
+            prompt: "a b".into(),
+            raw: true,
+            options: options.as_object().cloned(),
+            stream: Some(false),
+            ..GenerateRequest::default()
+        };
+        server.client.generate(&generate).await.unwrap().next().await.unwrap().unwrap()
+    });
+    assert!(text.done && text.metrics.eval_count > 0, "{text:?}");
+    assert_sandboxed(server, "linked:latest");
+}
+
+#[cfg(target_os = "linux")]
+fn assert_sandboxed(server: &Server, model: &str) {
+    let listed = server.runtime.block_on(server.client.ps()).unwrap().models;
+    let listed = listed.iter().find(|listed| listed.name == model).unwrap();
+    let sandbox = listed.sandbox.clone().unwrap();
+    assert!(sandbox.contains("no core dumps") && sandbox.contains("not dumpable"), "{sandbox}");
+    for runner in server.runners() {
+        let environment = std::fs::read(format!("/proc/{runner}/environ")).unwrap_or_default();
+        let environment = String::from_utf8_lossy(&environment).into_owned();
+        assert!(!environment.contains(SECRET_VARIABLE), "{environment}");
+        for task in std::fs::read_dir(format!("/proc/{runner}/task")).unwrap() {
+            let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            assert!(status.contains("NoNewPrivs:\t1"), "{status}");
+            assert!(!sandbox.contains("seccomp") || status.contains("Seccomp:\t2"), "{status}");
+        }
+    }
+}
+
+/// A small model file.
+#[cfg(target_os = "linux")]
+fn zoo_file() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/llama.gguf")
 }

@@ -61,7 +61,7 @@ pub enum StoreError {
         path.display()
     )]
     UnknownEntry { path: PathBuf },
-    #[error("{} has been locked by {holder} for more than two minutes: wait for that process, or end it", path.display())]
+    #[error("{} has been locked by {holder} for more than 30 seconds: wait for that process, or end it", path.display())]
     Locked { path: PathBuf, holder: String },
     #[error("{name} is reserved by Ollama for converted models: choose another name")]
     ShadowName { name: String },

@@ -16,12 +16,16 @@ use crate::lock_holder::LockHolder;
 /// them there.
 pub(crate) const TEMP_DIR: &str = "puna-tmp";
 
+/// Folders of Puna in a store. Only the owner may enter them: whoever can open a lock file can hold
+/// its lock.
+const PRIVATE_DIRS: [&str; 2] = [TEMP_DIR, "puna-registry"];
+
 /// Suffix of lock files in [`TEMP_DIR`]. A locked file shows that a process has been creating a
 /// model since the file's modification time.
 pub(crate) const WORK_SUFFIX: &str = ".work";
 
 /// Longest wait for the lock of a store. No process holds it while it copies model data.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time between two attempts to lock a file.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Largest number of names tried for a temporary file.
@@ -146,8 +150,7 @@ pub fn lock_file(path: &Path) -> Result<File, StoreError> {
 fn lock_file_within(path: &Path, wait: Duration) -> Result<File, StoreError> {
     create_dir(path.parent().unwrap_or(Path::new(".")))?;
     puna_gguf::check_regular(path).map_err(|e| StoreError::io("lock", path, &e))?;
-    let open = File::options().write(true).create(true).truncate(false).open(path);
-    let file = open.map_err(|e| StoreError::io("lock", path, &e))?;
+    let file = open_lock_file(path).map_err(|e| StoreError::io("lock", path, &e))?;
     let begun = Instant::now();
     loop {
         match file.try_lock() {
@@ -158,7 +161,7 @@ fn lock_file_within(path: &Path, wait: Duration) -> Result<File, StoreError> {
             Err(TryLockError::Error(e)) if is_lock_unsupported(&e) => return Ok(file),
             Err(TryLockError::Error(e)) => return Err(StoreError::io("lock", path, &e)),
             Err(TryLockError::WouldBlock) if begun.elapsed() > wait => {
-                let holder = LockHolder::read(path)
+                let holder = LockHolder::of_locked(&file, path)
                     .map_or("another process".into(), |holder| holder.to_string());
                 return Err(StoreError::Locked { path: path.to_owned(), holder });
             }
@@ -175,14 +178,77 @@ pub(crate) fn symlink(target: &Path, link: &Path) -> io::Result<()> {
     return std::os::windows::fs::symlink_file(target, link);
 }
 
-/// Creates a folder and its parents.
+/// Opens or creates a lock file for its owner alone (mode 0600). A file of an earlier version
+/// loses its other permissions, and so does a private folder. If the folder is writable for its
+/// group, the group shares the store, and its members may lock too (0660).
+pub(crate) fn open_lock_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+        let dir = path.parent().unwrap_or(Path::new("."));
+        let is_shared = fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o020 != 0);
+        let mode = if is_shared { 0o660 } else { 0o600 };
+        if !is_shared && is_private_dir(dir) {
+            remove_permissions(dir, 0o700);
+        }
+        let file = options.mode(mode).open(path)?;
+        if file.metadata()?.permissions().mode() & 0o777 & !mode != 0 {
+            // Fails if another user owns the file, who may then hold the lock anyway.
+            let _ = file.set_permissions(fs::Permissions::from_mode(mode));
+        }
+        Ok(file)
+    }
+    #[cfg(not(unix))]
+    options.open(path)
+}
+
+/// Removes permissions beyond `mode` from a folder of this user.
+#[cfg(unix)]
+fn remove_permissions(dir: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    let Ok(meta) = fs::symlink_metadata(dir) else { return };
+    if meta.is_dir() && meta.permissions().mode() & 0o777 & !mode != 0 {
+        let _ = fs::set_permissions(dir, fs::Permissions::from_mode(mode));
+    }
+}
+
+fn is_private_dir(dir: &Path) -> bool {
+    dir.file_name().is_some_and(|name| PRIVATE_DIRS.iter().any(|private| name == *private))
+}
+
+/// Creates a folder and its parents. Folders in [`PRIVATE_DIRS`] and below get the mode 0700, all
+/// others that of the umask.
 pub(crate) fn create_dir(dir: &Path) -> Result<(), StoreError> {
     if dir.is_dir() {
         return Ok(());
     }
     fault_point()
-        .and_then(|()| fs::create_dir_all(dir))
+        .and_then(|()| create_dir_all(dir))
         .map_err(|e| StoreError::io("create the folder", dir, &e))
+}
+
+/// As [`create_dir`], with the error of the system.
+pub(crate) fn create_dir_all(dir: &Path) -> io::Result<()> {
+    match dir.ancestors().find(|ancestor| is_private_dir(ancestor)) {
+        Some(private) => {
+            fs::create_dir_all(private.parent().unwrap_or(Path::new(".")))?;
+            create_private_dir(dir)
+        }
+        None => fs::create_dir_all(dir),
+    }
+}
+
+/// Creates a folder and its missing parents for their owner alone (mode 0700).
+///
+/// # Errors
+/// A folder cannot be created.
+pub fn create_private_dir(dir: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(dir)
 }
 
 /// Removes a file. An absent file is no error.
@@ -380,6 +446,60 @@ mod tests {
         assert!(error.contains(&process), "{error}");
         drop(held);
         lock_file_within(&path, Duration::from_millis(30)).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn lock_files_and_their_folders_are_for_their_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let set = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for name in PRIVATE_DIRS {
+            let folder = dir.path().join("new").join(name);
+            let lock = folder.join("lock");
+            drop(lock_file(&lock).unwrap());
+            assert_eq!((mode(&folder), mode(&lock)), (0o700, 0o600), "{name}");
+            // An earlier version created both by the umask.
+            set(&folder, 0o755);
+            set(&lock, 0o644);
+            drop(lock_file(&lock).unwrap());
+            assert_eq!((mode(&folder), mode(&lock)), (0o700, 0o600), "{name}");
+            // A group that shares the store keeps its rights.
+            set(&folder, 0o770);
+            set(&lock, 0o666);
+            drop(lock_file(&lock).unwrap());
+            assert_eq!((mode(&folder), mode(&lock)), (0o770, 0o660), "{name}");
+        }
+        // Other folders keep their mode.
+        let folder = dir.path().join("keys");
+        fs::create_dir(&folder).unwrap();
+        set(&folder, 0o755);
+        drop(lock_file(&folder.join("keys.lock")).unwrap());
+        assert_eq!((mode(&folder), mode(&folder.join("keys.lock"))), (0o755, 0o600));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_lock_of_another_program_is_reported_with_its_process_id() {
+        use std::io::BufRead;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        // The file names this process as its last holder.
+        drop(lock_file(&path).unwrap());
+        let mut child = std::process::Command::new("flock")
+            .args(["-x", "-F", path.to_str().unwrap(), "sh", "-c", "echo locked; exec sleep 60"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let error = lock_file_within(&path, Duration::from_millis(30)).unwrap_err().to_string();
+        child.kill().and_then(|()| child.wait()).unwrap();
+        let named = format!("lock has been locked by process {} ", child.id());
+        assert!(error.contains(&named), "{error}");
     }
 
     #[cfg(unix)]

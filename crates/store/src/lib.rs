@@ -85,7 +85,8 @@ pub use digest::{Digest, DigestError, Hasher};
 pub use entry::{ChildList, Entry, StoreLocation, StoredChild, runner_rank};
 pub use error::StoreError;
 pub use files::{
-    is_file_at, is_lock_unsupported, last_use, lock_file, sync_dir, touch, write_atomic,
+    create_private_dir, is_file_at, is_lock_unsupported, last_use, lock_file, sync_dir, touch,
+    write_atomic,
 };
 pub use fingerprint::{FileFingerprint, same_file};
 pub use gguf_info::{GgufInfo, file_type_name, parameter_size};

@@ -14,6 +14,8 @@ const MAX_LOCK_INFO_BYTES: u64 = 512;
 /// each machine.
 const HOSTNAME_PATH: &str = "/proc/sys/kernel/hostname";
 const PID_NAMESPACE_PATH: &str = "/proc/self/ns/pid";
+#[cfg(target_os = "linux")]
+const LOCK_TABLE_PATH: &str = "/proc/locks";
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A process that holds a lock.
@@ -49,6 +51,18 @@ impl LockHolder {
     pub(crate) fn write_to(&self, mut file: &File) {
         let text = format!("{} {} {} {}\n", self.pid, self.host, self.pid_namespace, self.boot_id);
         let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
+    }
+
+    /// The process that holds the lock of a file now. The kernel's table of locks counts more than
+    /// the file, which any program can lock without writing into it.
+    pub(crate) fn of_locked(file: &File, path: &Path) -> Option<Self> {
+        let written = Self::read(path);
+        match lock_table_pid(file) {
+            Some(pid) if written.as_ref().is_none_or(|holder| holder.pid() != Some(pid)) => {
+                Some(Self { pid, ..Self::current() })
+            }
+            _ => written,
+        }
     }
 
     /// Reads the holder in a lock file. `None` if it cannot be read, as on systems where a lock
@@ -102,6 +116,30 @@ impl fmt::Display for LockHolder {
             }
             () => write!(f, "process {}", self.pid),
         }
+    }
+}
+
+/// Finds the process that holds the `flock` lock of a file in `/proc/locks`. `None` on other
+/// systems, and for a process of another PID namespace.
+fn lock_table_pid(file: &File) -> Option<u32> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let meta = file.metadata().ok()?;
+        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let id = format!("{major:02x}:{minor:02x}:{}", meta.ino());
+        let table = fs::read_to_string(LOCK_TABLE_PATH).ok()?;
+        // `1: FLOCK  ADVISORY  WRITE 4242 fd:01:1234 0 EOF`; lines of waiting processes have `->`.
+        table.lines().find_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let is_holder = words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&&*id);
+            is_holder.then(|| words[4].parse().ok().filter(|pid| *pid > 0))?
+        })
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = file;
+        None
     }
 }
 

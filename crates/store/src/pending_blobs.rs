@@ -40,7 +40,8 @@ impl Store {
     /// can remove the blob.
     pub(crate) fn record_stored_blob(&self, digest: &Digest) {
         let dir = self.records_dir(STORED_BLOBS_DIR);
-        let _ = fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join(digest.hex()), ""));
+        let _ =
+            crate::files::create_dir_all(&dir).and_then(|()| fs::write(dir.join(digest.hex()), ""));
     }
 
     /// Removes the records of blobs that a name references, or that are gone.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
-use crate::files::{TempFile, WORK_SUFFIX, is_locked};
+use crate::files::{TempFile, WORK_SUFFIX, create_dir_all, is_locked, open_lock_file};
 
 /// Pinned blobs and running work of a store. Cheap to clone.
 #[derive(Clone)]
@@ -47,9 +47,10 @@ struct WorkLock {
 impl WorkLock {
     /// Creates and locks a file in the folder of lock files.
     fn new(dir: &Path) -> io::Result<Self> {
-        fs::create_dir_all(dir)?;
+        create_dir_all(dir)?;
         let path = dir.join(TempFile::new_name() + WORK_SUFFIX);
-        let lock = Self { file: File::options().write(true).create_new(true).open(&path)?, path };
+        // The name is new, and other users cannot open the file: the lock is free.
+        let lock = Self { file: open_lock_file(&path)?, path };
         lock.file.lock()?;
         // Uses this machine's clock, like the times of used blobs.
         lock.file.set_modified(SystemTime::now())?;

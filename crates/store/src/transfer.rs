@@ -263,8 +263,7 @@ impl Store {
         let path = self.download_lock(digest, path_kind);
         let fail = |e: &io::Error| StoreError::io("lock", &path, e);
         loop {
-            let open = File::options().write(true).create(true).truncate(false).open(&path);
-            let file = open.map_err(|e| fail(&e))?;
+            let file = files::open_lock_file(&path).map_err(|e| fail(&e))?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(None),

@@ -218,6 +218,9 @@ pub struct RunningModel {
     /// Other names used for the model; names with the same weights share it (Puna's addition).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<String>,
+    /// Restrictions of the runner, such as `landlock, seccomp` (Puna's addition).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
     /// Progress of loading; absent once the model is ready (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,

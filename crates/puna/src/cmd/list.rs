@@ -1,6 +1,6 @@
 //! `puna list` and `puna ps`: list the stored and the loaded models.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::SystemTime;
 
 use anyhow::Result;
@@ -108,7 +108,16 @@ fn running_table(list: &ProcessResponse) -> String {
             ]
         })
         .collect();
-    format::table(&["NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL"], &rows)
+    let table = format::table(&["NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL"], &rows);
+    table + &sandbox_lines(list)
+}
+
+/// A line for each different sandbox of the runners, such as `sandbox: landlock, seccomp`. Runners
+/// of one machine usually have the same.
+fn sandbox_lines(list: &ProcessResponse) -> String {
+    let sandboxes: BTreeSet<&str> =
+        list.models.iter().filter_map(|model| model.sandbox.as_deref()).collect();
+    sandboxes.iter().map(|sandbox| format!("sandbox: {sandbox}\n")).collect()
 }
 
 fn processor(model: &RunningModel) -> String {
@@ -127,6 +136,20 @@ fn processor(model: &RunningModel) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_sandboxes_of_the_runners_are_below_the_table() {
+        let model = |sandbox: Option<&str>| RunningModel {
+            sandbox: sandbox.map(str::to_owned),
+            ..RunningModel::default()
+        };
+        let one = Some("landlock, seccomp");
+        let models = vec![model(one), model(None), model(one), model(Some("none"))];
+        let text = running_table(&ProcessResponse { models });
+        assert!(text.ends_with("\nsandbox: landlock, seccomp\nsandbox: none\n"), "{text}");
+        let models = vec![model(None)];
+        assert!(!running_table(&ProcessResponse { models }).contains("sandbox"));
+    }
 
     #[test]
     fn the_processor_column_shows_the_model_location() {

@@ -60,7 +60,7 @@ pub fn scripted(args: &SettingArgs, script: PathBuf, upstream: bool) -> Result<(
 }
 
 pub fn runner(args: &[String]) -> Result<()> {
-    init_logging(Config::from_env().map_or(0, |config| config.debug));
+    init_logging(puna_server::runner::debug_level());
     Ok(puna_server::runner::main(args)?)
 }
 

@@ -219,14 +219,16 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Takes the lock for changes of a file.
+/// Takes the lock for changes of a file. The lock file is readable for its owner alone, since
+/// another user who could open it could hold the lock.
+///
+/// # Errors
+/// Another process holds the lock for too long, or the file cannot be created.
 fn lock_file(path: &Path) -> std::io::Result<File> {
-    std::fs::create_dir_all(folder(path))?;
+    puna_store::create_private_dir(folder(path))?;
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
-    let lock = File::options().create(true).append(true).open(name)?;
-    lock.lock()?;
-    Ok(lock)
+    puna_store::lock_file(Path::new(&name)).map_err(std::io::Error::other)
 }
 
 fn hash(secret: &str) -> String {

@@ -20,6 +20,7 @@ use super::protocol::{
     CALLS_MAX, Counts, Heartbeat, LoadSpec, LoadedModel, MemoryParts, RunnerRequest,
     RunnerResponse, VERSION, WINDOW, encode_message, read_async,
 };
+use super::sandbox::SandboxReport;
 use crate::canonical::{ApiError, Event, GenerationSummary, Task};
 use crate::http::body_budget::BodyReservation;
 use crate::scheduler::RunnerExit;
@@ -79,6 +80,8 @@ struct Shared {
     /// Counters summed over finished generations.
     finished: Mutex<Counts>,
     next_task: AtomicU64,
+    /// Sandbox of the runner, once it has closed it.
+    sandbox: Mutex<Option<SandboxReport>>,
     /// Notified of every heartbeat.
     heartbeat_received: Notify,
 }
@@ -118,6 +121,7 @@ impl RunnerConnection {
             heartbeat: Mutex::default(),
             finished: Mutex::default(),
             next_task: AtomicU64::new(1),
+            sandbox: Mutex::default(),
             heartbeat_received: Notify::new(),
         }));
         let (read, write) = process.stream.into_split();
@@ -128,8 +132,13 @@ impl RunnerConnection {
             busy_time: Duration::ZERO,
             last_heartbeat: None,
         };
-        let reader =
-            Reader { connection: connection.clone(), failed: None, loaded: false, watchdog };
+        let reader = Reader {
+            pid: process.pid,
+            connection: connection.clone(),
+            failed: None,
+            loaded: false,
+            watchdog,
+        };
         // A separate task, because this future kills the process when that is requested.
         let exit = tokio::spawn(process.exit);
         puna_tasks::spawn(reader.run(read, exit, on_event));
@@ -162,6 +171,11 @@ impl RunnerConnection {
     /// Memory use in the latest heartbeat.
     pub(crate) fn memory(&self) -> MemoryParts {
         lock(&self.0.heartbeat).memory
+    }
+
+    /// Sandbox of the runner; `None` until the runner has closed it.
+    pub(crate) fn sandbox(&self) -> Option<SandboxReport> {
+        lock(&self.0.sandbox).clone()
     }
 
     /// Requests a heartbeat and waits at most [`REFRESH_TIMEOUT`] for it.
@@ -319,8 +333,19 @@ async fn encode_message_async(message: RunnerRequest) -> io::Result<Vec<u8>> {
     }
 }
 
+/// Logs what restricts a runner, and warns of restrictions that the system does not offer.
+fn log_sandbox(pid: u32, report: &SandboxReport) {
+    if report.missing.is_empty() {
+        tracing::info!(pid, sandbox = %report, "runner closed its sandbox");
+    } else {
+        let missing = report.missing.join(", ");
+        tracing::warn!(pid, sandbox = %report, missing, "runner has an incomplete sandbox");
+    }
+}
+
 /// Reads the messages of a runner until it exits.
 struct Reader {
+    pid: u32,
     connection: RunnerConnection,
     /// Reason that the runner itself gave for its end.
     failed: Option<RunnerExit>,
@@ -446,6 +471,10 @@ impl Reader {
                 return Err(format!(
                     "it uses version {version} of the protocol instead of {VERSION}: restart the server"
                 ));
+            }
+            RunnerResponse::Sandboxed(report) => {
+                log_sandbox(self.pid, &report);
+                *lock(&self.connection.0.sandbox) = Some(report);
             }
             RunnerResponse::Planned(memory) => on_event(RunnerEvent::Planned(memory)),
             RunnerResponse::Loaded(loaded) => {

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use super::generator::{LoadError, Loader};
 use super::local::LocalLoader;
 use super::protocol::{LoadSpec, MemoryParts, is_out_of_memory};
+use super::sandbox::environment::runner_variables;
 use super::worker::catch_load_panic;
 use crate::scheduler::RunnerExit;
 use crate::util::lock::lock;
@@ -58,15 +59,17 @@ pub struct ProcessLauncher {
     pub program: PathBuf,
     /// Arguments that make the program a runner.
     pub args: Vec<String>,
+    /// Log level of the runners: 0, 1 (debug) or 2 (trace).
+    pub debug: u8,
 }
 
 impl ProcessLauncher {
-    /// Returns a launcher of this same program with the hidden subcommand `runner`.
+    /// Returns a launcher of this same program with the hidden subcommand `runner`, at a log level.
     ///
     /// # Errors
     /// The path of the program is unknown.
-    pub fn this_program() -> io::Result<Self> {
-        Ok(Self { program: std::env::current_exe()?, args: vec!["runner".into()] })
+    pub fn this_program(debug: u8) -> io::Result<Self> {
+        Ok(Self { program: std::env::current_exe()?, args: vec!["runner".into()], debug })
     }
 }
 
@@ -80,6 +83,9 @@ impl Launcher for ProcessLauncher {
         server_stream.set_nonblocking(true)?;
         let mut child = Command::new(&self.program)
             .args(&self.args)
+            // Variables may hold secrets of the server, and a runner reads files of strangers.
+            .env_clear()
+            .envs(runner_variables(self.debug))
             .stdin(Stdio::from(OwnedFd::from(runner_stream)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -220,6 +226,7 @@ mod tests {
         let shell = |script: &str| ProcessLauncher {
             program: "/bin/sh".into(),
             args: vec!["-c".into(), script.into()],
+            debug: 0,
         };
         let process = shell("echo first >&2; echo last words >&2; exit 3").launch().unwrap();
         assert_eq!(process.exit.await.reason, "exit status 3: last words");
@@ -229,10 +236,31 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_runner_has_only_the_listed_variables() {
+        // Cargo sets many variables of this process; the shell adds the last three itself.
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+        let shell = ProcessLauncher {
+            program: "/bin/sh".into(),
+            args: vec!["-c".into(), "/usr/bin/env | sed 's/=.*//' | tr '\\n' ' ' >&2".into()],
+            debug: 2,
+        };
+        let reason = shell.launch().unwrap().exit.await.reason;
+        let names = reason.rsplit_once(": ").unwrap().1.split_whitespace();
+        let by_shell = ["PWD", "SHLVL", "_"];
+        let inherited: Vec<_> = names.filter(|name| !by_shell.contains(name)).collect();
+        let expected = runner_variables(2);
+        assert!(inherited.contains(&"OLLAMA_DEBUG"), "{reason}");
+        for name in inherited {
+            assert!(expected.iter().any(|(expected, _)| expected == name), "{name}: {reason}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_runner_sees_the_end_of_its_server_on_standard_input() {
         let shell = ProcessLauncher {
             program: "/bin/sh".into(),
             args: vec!["-c".into(), "cat; exit 7".into()],
+            debug: 0,
         };
         let process = shell.launch().unwrap();
         drop(process.stream);

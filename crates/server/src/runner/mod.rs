@@ -12,6 +12,7 @@
 //!
 //! Runner side:
 //! - [`worker`] receives tasks and sends their events.
+//! - [`sandbox`] gives up all rights that the runner does not need, before it reads a file.
 //! - `prepare_queue` holds the tasks until a thread prepares them.
 //! - `task_handle` has the state of a task, sends its events, and cancels it.
 //! - `prepare` turns a task into an engine request; `prompt` and `templates` render its prompt.
@@ -37,6 +38,7 @@ mod prompt;
 pub mod protocol;
 mod public_prefix;
 mod rank;
+pub mod sandbox;
 mod schema_check;
 mod scripted;
 mod task_handle;
@@ -66,9 +68,11 @@ pub(crate) const SCRIPT_FLAG: &str = "--script";
 /// Standard input is not a socket, the server speaks another version of the protocol, or the script
 /// cannot be read.
 pub fn main(args: &[String]) -> io::Result<()> {
+    let mut extra_files = Vec::new();
     let loader: Box<dyn generator::Loader> = match args {
         [] => Box::new(local::LocalLoader),
         [word, path] if word == SCRIPT_FLAG => {
+            extra_files.push(PathBuf::from(path));
             Box::new(scripted::ScriptLoader::open(path.into()).map_err(io::Error::other)?)
         }
         [arg, ..] => {
@@ -78,7 +82,13 @@ pub fn main(args: &[String]) -> io::Result<()> {
     };
     abort_on_engine_panic();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    worker::run(socket, &*loader)
+    worker::run(socket, &*loader, |spec| sandbox::close(spec, &extra_files))
+}
+
+/// Log level that the server gave this runner: 0, 1 (debug) or 2 (trace).
+pub fn debug_level() -> u8 {
+    let level = std::env::var(sandbox::environment::DEBUG_VARIABLE);
+    level.ok().and_then(|level| level.parse().ok()).unwrap_or(0)
 }
 
 /// Makes a panic of the engine thread abort the process, because its requests would otherwise wait

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::canonical::{Event, Task};
 use crate::options::speculate::DraftCounts;
+use crate::runner::sandbox::SandboxReport;
 use crate::scheduler::LoadOptions;
 
 /// Version of the protocol. Both sides are the same program; the version detects a program file
@@ -58,6 +59,8 @@ pub enum RunnerResponse {
         /// [`VERSION`] of the runner.
         version: u32,
     },
+    /// The runner has closed its sandbox; it has read no file of a model yet.
+    Sandboxed(SandboxReport),
     /// Memory that the model needs.
     Planned(MemoryParts),
     /// The model is ready.

@@ -16,6 +16,7 @@ use super::protocol::{
     LoadSpec, LoadedModel, RunnerRequest, RunnerResponse, VERSION, encode_message,
     is_out_of_memory, read, write,
 };
+use super::sandbox::Sandbox;
 use super::task_handle::{Handle, TaskState, Tasks};
 use crate::canonical::{ApiError, Event};
 use crate::util::lock::lock;
@@ -43,20 +44,29 @@ const CONSTRAINT_PREPARER_THREADS: usize = 2;
 /// Size in bytes that takes a tokenizer some tens of milliseconds.
 const LARGE_TASK_BYTES: usize = 256 << 10;
 
-/// Serves the server at the other end of a socket until the server closes it.
+/// Serves the server at the other end of a socket until the server closes it. Calls
+/// `close_sandbox` once, with the first model, before it starts a thread or reads a file.
 ///
 /// # Errors
 /// The socket breaks, or a message does not follow the protocol.
-pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
+pub fn run(
+    mut socket: UnixStream,
+    loader: &dyn Loader,
+    close_sandbox: impl FnOnce(&LoadSpec) -> Sandbox,
+) -> io::Result<()> {
+    write(&mut socket, &RunnerResponse::Hello { version: VERSION })?;
+    let mut incoming = BufReader::new(socket.try_clone()?);
+    let Some(first_spec) = read_first_spec(&mut incoming)? else { return Ok(()) };
+    let sandbox = close_sandbox(&first_spec);
+    write(&mut socket, &RunnerResponse::Sandboxed(sandbox.report.clone()))?;
     let (out, outgoing) = mpsc::channel();
-    let writer = socket.try_clone()?;
+    let writer = socket;
     let sender =
         thread::Builder::new().name("send".into()).spawn(move || send_all(writer, &outgoing))?;
     let send = |message| out.send(message).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe));
-    send(RunnerResponse::Hello { version: VERSION })?;
-    let mut incoming = BufReader::new(socket);
     let mut spec: Option<LoadSpec> = None;
-    while let Some(message) = read::<RunnerRequest>(&mut incoming)? {
+    let mut next = Some(RunnerRequest::Plan(first_spec));
+    while let Some(message) = next {
         match (message, &spec) {
             (RunnerRequest::Plan(planned), _) => {
                 let plan = catch_load_panic(|| loader.plan(&planned));
@@ -81,8 +91,19 @@ pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
                 _,
             ) => {}
         }
+        next = read(&mut incoming)?;
     }
     Ok(())
+}
+
+/// Reads messages up to the first model to plan; `None` if the server closes the socket before.
+fn read_first_spec(incoming: &mut BufReader<UnixStream>) -> io::Result<Option<Box<LoadSpec>>> {
+    while let Some(message) = read::<RunnerRequest>(incoming)? {
+        if let RunnerRequest::Plan(spec) = message {
+            return Ok(Some(spec));
+        }
+    }
+    Ok(None)
 }
 
 /// Runs the loader and turns its panic into an error, because a request waits for the result.

@@ -33,6 +33,7 @@ pub(crate) async fn ps(State(app): State<App>) -> Response {
         size_vram: 0,
         context_length: model.context.into(),
         also: model.aliases.into_iter().filter(|alias| may_use(alias)).collect(),
+        sandbox: model.sandbox,
         state: (model.phase != Phase::Ready).then(|| model.phase.name().to_owned()),
     };
     json(StatusCode::OK, &ProcessResponse { models: running.into_iter().map(one).collect() })

@@ -30,6 +30,9 @@ pub(crate) struct ResidentModel {
     pub(crate) window: u32,
     /// When it is unloaded unless a request uses it; `None` is never.
     pub(crate) expires: Option<SystemTime>,
+    /// Restrictions of its runner, such as `landlock, seccomp`; `None` until it has closed its
+    /// sandbox.
+    pub(crate) sandbox: Option<String>,
     /// Loading state.
     pub(crate) phase: Phase,
 }

@@ -413,6 +413,7 @@ impl ManagerTask {
                 context: view.context,
                 window: view.window,
                 expires,
+                sandbox: runner.connection.sandbox().map(|report| report.to_string()),
                 phase: view.phase,
             })
         };

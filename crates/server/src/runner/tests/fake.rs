@@ -26,6 +26,7 @@ use crate::runner::generator::{
 };
 use crate::runner::launch::{Launcher, RunnerProcess};
 use crate::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
+use crate::runner::sandbox::Sandbox;
 use crate::runner::worker;
 use crate::scheduler::RunnerExit;
 
@@ -114,7 +115,7 @@ pub(super) fn in_threads(
     let (socket, cut, end_of_process) =
         (runner_stream.try_clone()?, runner_stream.try_clone()?, runner_stream.try_clone()?);
     thread::spawn(move || {
-        let _ = worker::run(runner_stream, &loader);
+        let _ = worker::run(runner_stream, &loader, |_| Sandbox::default());
         let _ = end_of_process.shutdown(Shutdown::Both);
         let _ = ended.send(());
     });
