@@ -37,7 +37,8 @@ impl SharedServer {
     }
 
     async fn call(&self, key: &str, method: &str, path: &str, body: &Value) -> TestResponse {
-        let request = Request::builder().method(method).uri(path).header("x-api-key", key);
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("x-api-key", key).header("x-request-id", "test");
         self.server.send(request.body(Body::from(body.to_string())).unwrap()).await
     }
 
