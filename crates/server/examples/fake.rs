@@ -22,6 +22,7 @@ use puna_server::runner::generator::{
     RerankCallback,
 };
 use puna_server::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
+use puna_server::runner::sandbox::Sandbox;
 use puna_server::runner::worker;
 
 /// Time between two pieces of a stream.
@@ -30,7 +31,7 @@ const PIECE_INTERVAL: Duration = Duration::from_millis(50);
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     if std::env::args().nth(1).as_deref() == Some("runner") {
         let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-        return Ok(worker::run(socket, &ClockLoader)?);
+        return Ok(worker::run(socket, &ClockLoader, |_| Sandbox::default())?);
     }
     let config = puna_server::Config::from_env()?;
     tokio::runtime::Runtime::new()?.block_on(async {

@@ -11,7 +11,7 @@ use ring::digest::{SHA256, digest};
 
 use super::preparer::Preparer;
 use super::task_handle::Handle;
-use crate::canonical::{GenerateTask, Input, Overflow};
+use crate::canonical::{ApiError, GenerateTask, Input, Overflow};
 use crate::util::lock::lock;
 
 /// Maximum number of cached public prompts: several models can share a runner, each with a few
@@ -23,17 +23,21 @@ const MAX_CACHED: usize = 16;
 pub(super) struct PublicPrompts(Mutex<Vec<(CacheNamespace, Arc<[u32]>)>>);
 
 impl PublicPrompts {
-    fn get_or_insert(&self, key: CacheNamespace, make: impl FnOnce() -> Vec<u32>) -> Arc<[u32]> {
+    fn get_or_insert(
+        &self,
+        key: CacheNamespace,
+        make: impl FnOnce() -> Result<Vec<u32>, ApiError>,
+    ) -> Option<Arc<[u32]>> {
         if let Some((_, found)) = lock(&self.0).iter().find(|(other, _)| *other == key) {
-            return found.clone();
+            return Some(found.clone());
         }
-        let made: Arc<[u32]> = make().into();
+        let made: Arc<[u32]> = make().ok()?.into();
         let mut all = lock(&self.0);
         if all.len() >= MAX_CACHED {
             all.remove(0);
         }
         all.push((key, made.clone()));
-        made
+        Some(made)
     }
 }
 
@@ -57,9 +61,10 @@ impl Preparer {
                 ..task.clone()
             };
             // Some templates reject a conversation without messages: then nothing is public.
-            let text = self.prompt_text(handle, &public);
-            text.map_or_else(|_| Vec::new(), |text| self.prompt_tokens(&text, &public))
+            let text = self.prompt_text(handle, &public)?;
+            self.prompt_tokens(handle, &text, &public)
         });
+        let Some(public) = public else { return PublicPrefix::default() };
         let tokens = public.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         PublicPrefix { tokens, namespace }
     }
