@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Mutex;
 
+use puna_store::Digest;
+
 use super::blob_location::BlobLocation;
 use crate::locks::lock;
 use crate::types::manifest::Manifest;
-use puna_store::Digest;
 
 /// Largest number of values in a cache.
 const MAX_CACHED: usize = 20_000;
@@ -90,7 +91,10 @@ mod tests {
     #[test]
     fn the_cache_is_limited_in_number_and_in_bytes() {
         let cache = BoundedCache::default();
-        let size = || (lock(&cache.0).values.len(), lock(&cache.0).text_bytes);
+        let size = || {
+            let cached = lock(&cache.0);
+            (cached.values.len(), cached.text_bytes)
+        };
         cache.put(0, Text(MAX_VALUE_BYTES + 1));
         assert_eq!(size(), (0, 0));
         for n in 0..1000 {
