@@ -34,6 +34,15 @@ pub fn redact<'a>(text: &str, secrets: impl IntoIterator<Item = &'a str>) -> Str
     forms.iter().fold(text.to_owned(), |text, form| text.replace(form.as_str(), "…"))
 }
 
+/// Message of the innermost cause of an error.
+pub fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
+
 /// A method as Ollama's errors write it, such as `Get`.
 pub(crate) fn method_name(method: &Method) -> String {
     let name = method.as_str();

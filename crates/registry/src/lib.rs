@@ -59,11 +59,10 @@ pub use auth::identity::{EMPTY_BODY_HASH, Identity, KeyError, parse_public_key};
 use client::endpoint::Endpoint;
 pub use client::hosts::{Credentials, Host, Hosts, Secret};
 use client::rate_limit::RateLimit;
-pub use client::session::root_cause;
 pub use client::settings::{Options, Progress, Proxies, Report, Settings, WAITING_PREFIX};
 pub use client::tls::config as tls_config;
 pub use discovery::{Announcement, DiscoveredMirror, MIRROR_SERVICE, announce, discover_mirrors};
-pub use display::redact;
+pub use display::{redact, root_cause};
 pub use download::resumable_sha256::{ResumableSha256, Sha256State};
 pub use error::{
     BundleProblem, ListingProblem, ManifestProblem, RegistryError, SetupProblem, UnpackProblem,
@@ -141,7 +140,8 @@ impl Registry {
         client::http::registry_client(&self.0.settings, endpoint, tls, destination)
     }
 
-    /// The TLS configuration with additional certificates. Later changes of the file have no effect.
+    /// The TLS configuration with additional certificates. Later changes of the file have no
+    /// effect.
     fn tls_config(&self, ca: Option<&Path>) -> Result<rustls::ClientConfig, RegistryError> {
         let key = ca.map(Path::to_owned);
         let mut tls_configs = lock(&self.0.tls_configs);

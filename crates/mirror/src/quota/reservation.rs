@@ -162,7 +162,10 @@ impl QuotaReservations {
             let refused = {
                 let mut uploads = lock(&self.uploads);
                 match space.check(&uploads, asked, |_| true) {
-                    Ok(()) => return Ok(admit(&mut uploads)),
+                    Ok(()) => {
+                        admit(&mut uploads);
+                        return Ok(());
+                    }
                     Err(refused) => refused,
                 }
             };

@@ -8,7 +8,6 @@ use crate::client::endpoint::Endpoint;
 use crate::client::settings::Options;
 use crate::error::RegistryError;
 use crate::outgoing::{OutgoingAccess, OutgoingPolicy, OutgoingRefusal};
-use crate::pull::file_url::FileUrl;
 
 impl Registry {
     /// The policy for an operation. `None`: the caller may reach every host, or the settings have
@@ -65,13 +64,17 @@ impl Registry {
         checked.map_err(|reason| refusal_error(&target, &target.root, reason))
     }
 
-    /// Checks that the caller of a file's pull may reach its host.
+    /// Checks that the caller may reach the host of a URL.
     ///
     /// # Errors
     /// As for [`Registry::check_pull`].
-    pub async fn check_file(&self, file: &FileUrl, options: &Options) -> Result<(), RegistryError> {
+    pub(crate) async fn check_url(
+        &self,
+        url: &Url,
+        options: &Options,
+    ) -> Result<(), RegistryError> {
         let Some(policy) = self.policy(options) else { return Ok(()) };
-        let endpoint = Endpoint::from_url(self.settings(), file.url())?;
+        let endpoint = Endpoint::from_url(self.settings(), url)?;
         let checked = check_endpoint(policy, &endpoint).await;
         checked.map_err(|reason| refusal_error(&endpoint, &endpoint.root, reason))
     }

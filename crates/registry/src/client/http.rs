@@ -7,10 +7,9 @@ use reqwest::{Client, NoProxy, Proxy, Url};
 use rustls::ClientConfig;
 
 use crate::client::endpoint::Endpoint;
-use crate::client::session::root_cause;
 use crate::client::settings::{Settings, strip_user_info};
 use crate::client::tls;
-use crate::display::single_line;
+use crate::display::{root_cause, single_line};
 use crate::error::{RegistryError, SetupProblem};
 use crate::outgoing::Destination;
 

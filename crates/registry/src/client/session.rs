@@ -24,7 +24,7 @@ use crate::client::pinned_clients::{PinError, PinnedClients};
 use crate::client::rate_limit::RateLimit;
 use crate::client::retry::{LastFailure, Retry};
 use crate::client::settings::{Options, Progress, Report, Settings, WAITING_PREFIX};
-use crate::display::{authority, display_url, method_name, redact, single_line};
+use crate::display::{authority, display_url, method_name, redact, root_cause, single_line};
 use crate::error::{RegistryError, SetupProblem};
 use crate::lock::lock;
 use crate::outgoing::{OutgoingAccess, OutgoingPolicy, OutgoingRefusal};
@@ -582,13 +582,4 @@ pub(crate) fn transport_error(method: &Method, url: &Url, error: &reqwest::Error
         true => RegistryError::Tls { method, url, cause },
         false => RegistryError::Transport { method, url, cause },
     }
-}
-
-/// Message of the innermost cause of an error.
-pub fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(next) = cause.source() {
-        cause = next;
-    }
-    cause.to_string()
 }

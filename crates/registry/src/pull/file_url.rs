@@ -97,6 +97,14 @@ struct FileInfo {
 }
 
 impl Registry {
+    /// Checks that the caller of a file's pull may reach its host.
+    ///
+    /// # Errors
+    /// As for [`Registry::check_pull`].
+    pub async fn check_file(&self, file: &FileUrl, options: &Options) -> Result<(), RegistryError> {
+        self.check_url(file.url(), options).await
+    }
+
     /// Downloads a GGUF file and creates a model with the name of the file.
     ///
     /// # Errors

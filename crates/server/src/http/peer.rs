@@ -16,8 +16,8 @@ pub(crate) fn peer(request: &Request) -> IpAddr {
     request.extensions().get().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip.to_canonical())
 }
 
-/// Replaces the address of a trusted proxy by the client's address that the proxy forwards: the last
-/// one in `X-Forwarded-For`, or else `Forwarded` (RFC 7239), that is not a trusted proxy itself.
+/// Replaces the address of a trusted proxy by the client's address that the proxy forwards. It is
+/// the last one in `X-Forwarded-For`, or else `Forwarded` (RFC 7239), that is no trusted proxy.
 /// Addresses before it may be forged.
 pub(crate) fn resolve_client_address(request: &mut Request, trusted: &TrustedProxies) {
     let mut address = peer(request);
