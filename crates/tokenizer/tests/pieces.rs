@@ -260,7 +260,8 @@ fn a_cancelled_encoding_ends_at_once() {
 
 #[test]
 fn an_encoding_ends_soon_after_it_is_cancelled() {
-    // The median tolerates a busy machine.
+    // Milliseconds on an idle machine, where a whole text takes seconds. The bound leaves room for
+    // a busy one.
     let mut delays = Vec::new();
     for unit in SLOW_UNITS {
         let text = unit.repeat((8 << 20) / unit.len());
@@ -284,5 +285,5 @@ fn an_encoding_ends_soon_after_it_is_cancelled() {
     delays.sort();
     assert!(delays.len() > 30, "{}", delays.len());
     let median = delays[delays.len() / 2];
-    assert!(median < Duration::from_millis(5), "{delays:?}");
+    assert!(median < Duration::from_millis(250), "{delays:?}");
 }
