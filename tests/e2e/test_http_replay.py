@@ -14,7 +14,7 @@ HTTP = REPOSITORY / "tests/http"
 EXTRA = "prompt_eval_cached_count,prompt_tokens_details,completion_tokens_details,puna,n_prompt_tokens,n_ctx,truncated_messages,truncated_tokens,truncated_inputs"
 EXTRA += ",signature,stop_reason,stop_sequence,cache_creation_input_tokens"
 EXTRA += ",ngram_draft_count,ngram_accepted_count,model_draft_count,model_accepted_count"
-EXTRA += ",context_length,max_model_len,meta,max_input_tokens"
+EXTRA += ",context_length,max_model_len,meta,max_input_tokens,sandbox"
 CASES = [json.loads(line) for line in (DATA / "cases/http.jsonl").read_text().splitlines()]
 
 
