@@ -68,11 +68,13 @@ pub(crate) const SCRIPT_FLAG: &str = "--script";
 /// Standard input is not a socket, the server speaks another version of the protocol, or the script
 /// cannot be read.
 pub fn main(args: &[String]) -> io::Result<()> {
-    let mut extra_files = Vec::new();
+    let mut extra_paths = Vec::new();
     let loader: Box<dyn generator::Loader> = match args {
         [] => Box::new(local::LocalLoader),
         [word, path] if word == SCRIPT_FLAG => {
-            extra_files.push(PathBuf::from(path));
+            // A script that changes is another file with the same name, so the rule is for its folder.
+            let folder = Path::new(path).parent().unwrap_or(Path::new("."));
+            extra_paths.push(folder.to_owned());
             Box::new(scripted::ScriptLoader::open(path.into()).map_err(io::Error::other)?)
         }
         [arg, ..] => {
@@ -82,7 +84,7 @@ pub fn main(args: &[String]) -> io::Result<()> {
     };
     abort_on_engine_panic();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    worker::run(socket, &*loader, |spec| sandbox::close(spec, &extra_files))
+    worker::run(socket, &*loader, |spec| sandbox::close(spec, &extra_paths))
 }
 
 /// Log level that the server gave this runner: 0, 1 (debug) or 2 (trace).

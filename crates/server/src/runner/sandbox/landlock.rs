@@ -15,8 +15,8 @@ use crate::runner::protocol::LoadSpec;
 /// that it knows.
 const REQUESTED_ABI: ABI = ABI::V6;
 
-/// Denies this thread, and threads that it starts, all files but those of `spec` and `extra` and
-/// the system files. Returns the open paths of the rules: a rule for an entry of `/proc` lasts
+/// Denies this thread, and threads that it starts, all files but those of `spec`, the files and
+/// folders in `extra`, and the system files. Returns the open paths of the rules: a rule for an entry of `/proc` lasts
 /// only while the entry is in use.
 pub(super) fn restrict(spec: &LoadSpec, extra: &[PathBuf]) -> (Vec<PathFd>, Result<(), String>) {
     let open = |path: PathBuf| PathFd::new(path).ok();
@@ -25,7 +25,8 @@ pub(super) fn restrict(spec: &LoadSpec, extra: &[PathBuf]) -> (Vec<PathFd>, Resu
     let system = SYSTEM_PATHS.iter().map(PathBuf::from).chain(time_zones);
     // A rule for a folder needs another set of rights than one for a file.
     let (folders, system_files): (Vec<_>, Vec<_>) = system.partition(|path| path.is_dir());
-    let folders: Vec<PathFd> = folders.into_iter().filter_map(open).collect();
+    let folders = folders.into_iter().chain(extra.iter().filter(|path| path.is_dir()).cloned());
+    let folders: Vec<PathFd> = folders.filter_map(open).collect();
     let system_files: Vec<PathFd> = system_files.into_iter().filter_map(open).collect();
     let result = apply(files.iter().chain(&system_files), &folders);
     // Model files stay usable without their open paths, since the file system is still mounted.
