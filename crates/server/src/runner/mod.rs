@@ -72,7 +72,8 @@ pub fn main(args: &[String]) -> io::Result<()> {
     let loader: Box<dyn generator::Loader> = match args {
         [] => Box::new(local::LocalLoader),
         [word, path] if word == SCRIPT_FLAG => {
-            // A script that changes is another file with the same name, so the rule is for its folder.
+            // A script that changes is another file with the same name, so the rule is for its
+            // folder.
             let folder = Path::new(path).parent().unwrap_or(Path::new("."));
             extra_paths.push(folder.to_owned());
             Box::new(scripted::ScriptLoader::open(path.into()).map_err(io::Error::other)?)

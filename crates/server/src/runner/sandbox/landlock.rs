@@ -16,8 +16,8 @@ use crate::runner::protocol::LoadSpec;
 const REQUESTED_ABI: ABI = ABI::V6;
 
 /// Denies this thread, and threads that it starts, all files but those of `spec`, the files and
-/// folders in `extra`, and the system files. Returns the open paths of the rules: a rule for an entry of `/proc` lasts
-/// only while the entry is in use.
+/// folders in `extra`, and the system files. Returns the open paths of the rules: a rule for an
+/// entry of `/proc` lasts only while the entry is in use.
 pub(super) fn restrict(spec: &LoadSpec, extra: &[PathBuf]) -> (Vec<PathFd>, Result<(), String>) {
     let open = |path: PathBuf| PathFd::new(path).ok();
     let files: Vec<PathFd> = model_files(spec, extra).into_iter().filter_map(open).collect();
