@@ -1,9 +1,9 @@
 //! Sandbox of a runner: a process that maps files of strangers gives up the rights that it does not
 //! need.
 //!
-//! The server starts a runner with the variables of the list in `environment.rs` only. The runner closes the
-//! sandbox after it has received the paths of its files and before it reads any of them. It has one
-//! thread at that time, so that all later threads inherit the restrictions. The page
+//! The server starts a runner with the variables of the list in `environment.rs` only. The runner
+//! closes the sandbox after it has received the paths of its files and before it reads any of them.
+//! It has one thread at that time, so that all later threads inherit the restrictions. The page
 //! `docs/design/sandbox.md` lists what stays allowed, and why.
 
 pub(crate) mod environment;
