@@ -50,7 +50,7 @@ pub struct PrefixTreeKey {
     pub encoder_input: Arc<[u32]>,
 }
 
-/// Cached pages that a sequence finds and adds: those of its namespace, and the pages of a public
+/// Cached pages that a sequence finds and adds: pages of its namespace, and pages of a public
 /// prefix, which several namespaces share.
 ///
 /// A sequence finds nothing of other namespaces, so neither its cached tokens nor its prefill time
@@ -77,12 +77,6 @@ impl CacheScope {
     /// Whether pages that are not in the tree yet may be shared with a sequence of `other`.
     pub(super) fn shares_with(&self, other: &Self) -> bool {
         self.key == other.key && self.namespace == other.namespace
-    }
-}
-
-impl From<PrefixTreeKey> for CacheScope {
-    fn from(key: PrefixTreeKey) -> Self {
-        Self { key, ..Self::default() }
     }
 }
 

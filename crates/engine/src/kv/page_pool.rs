@@ -307,6 +307,12 @@ mod tests {
     use super::*;
     use crate::request::PublicPrefix;
 
+    impl From<PrefixTreeKey> for CacheScope {
+        fn from(key: PrefixTreeKey) -> Self {
+            Self { key, ..Self::default() }
+        }
+    }
+
     fn root() -> Parent {
         Parent::Root(PrefixTreeKey::default())
     }

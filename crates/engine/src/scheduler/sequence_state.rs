@@ -114,7 +114,7 @@ impl SequenceState {
         let keep = keep.min(self.tokens.len() - 1);
         let dropped = ((self.tokens.len() - keep) / 2).max(1);
         self.tokens.drain(keep..keep + dropped);
-        // The tokens behind the kept ones are no longer those of the public prefix.
+        // Behind the kept tokens the sequence no longer equals the public prefix.
         let public = &mut self.cache_scope.public_prefix;
         public.tokens = public.tokens.min(keep);
         self.computed = 0;

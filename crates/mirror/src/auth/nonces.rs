@@ -1,5 +1,5 @@
 //! Nonces of signed requests, which are remembered against replay. Each key has its own share, so
-//! that a key with many signed requests does not prevent those of other keys.
+//! that a key with many signed requests does not prevent requests of other keys.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

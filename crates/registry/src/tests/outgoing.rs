@@ -23,7 +23,7 @@ fn limited(named: &[&str]) -> Bench {
     Bench::with(|settings| settings.outgoing = Some(OutgoingPolicy::new(named)))
 }
 
-/// A port without a listener, and one that accepts connections and never answers.
+/// A port without a listener, and a port that accepts connections and never answers.
 async fn closed_and_silent() -> (String, String, tokio::net::TcpListener) {
     let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let closed = closed.local_addr().unwrap().to_string();

@@ -101,7 +101,8 @@ fn identity(principal: &Principal) -> String {
     }
 }
 
-fn first_128_bits(hash: &[u8]) -> u128 {
+/// First 128 bits of a hash, which suffice to tell namespaces apart.
+pub(crate) fn first_128_bits(hash: &[u8]) -> u128 {
     hash.iter().take(16).fold(0, |all, byte| all << 8 | u128::from(*byte))
 }
 

@@ -79,7 +79,6 @@ impl Preparer {
         let parser =
             if task.stream_calls { parser.map(OutputParser::with_call_streaming) } else { parser };
         let tags = self.control_tags(parser.as_ref());
-        let public_prefix = self.public_prefix(&handle, &task, &tokens.tokens);
         let (answer, grammar) = self.answer_sink(&handle, &task, &text, parser, &tags, limits)?;
         let answer =
             answer.with_dropped(text.dropped_messages, text.dropped_tokens + tokens.cut_tokens);
@@ -87,6 +86,7 @@ impl Preparer {
             handle.send(Event::Done(Box::new(summary_without_tokens(&answer, tokens.tokens))));
             return Ok(());
         }
+        let public_prefix = self.public_prefix(&handle, &task, &tokens.tokens);
         let request = Request {
             prompt: tokens.tokens,
             sampling,

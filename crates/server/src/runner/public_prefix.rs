@@ -11,6 +11,7 @@ use ring::digest::{SHA256, digest};
 
 use super::preparer::Preparer;
 use super::task_handle::Handle;
+use crate::auth::owner::first_128_bits;
 use crate::canonical::{ApiError, GenerateTask, Input, Overflow};
 use crate::util::lock::lock;
 
@@ -74,7 +75,5 @@ impl Preparer {
 fn public_prompt_key(task: &GenerateTask) -> CacheNamespace {
     let date = jiff::Zoned::now().date().to_string();
     let text = serde_json::to_vec(&(&task.model, &task.think, date)).unwrap_or_default();
-    let hash = digest(&SHA256, &text);
-    let first = hash.as_ref().iter().take(size_of::<u128>());
-    CacheNamespace(first.fold(0, |all, byte| all << 8 | u128::from(*byte)))
+    CacheNamespace(first_128_bits(digest(&SHA256, &text).as_ref()))
 }

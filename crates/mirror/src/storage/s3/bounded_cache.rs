@@ -14,7 +14,7 @@ use crate::types::manifest::Manifest;
 const MAX_CACHED: usize = 20_000;
 /// Largest sum of the texts of cached values, in bytes.
 const MAX_CACHED_BYTES: usize = 64 << 20;
-/// Values with a larger text are not cached, so that they do not displace those of other clients.
+/// Values with a larger text are not cached, so that they do not displace values of other clients.
 const MAX_VALUE_BYTES: usize = 4 << 20;
 
 /// Value of a cache.
