@@ -55,7 +55,8 @@ impl SharedServer {
         let body = json!({
             "model": model, "name": model, "source": "bob/own", "destination": model, "from": "bob/own",
             "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "query": "hi",
-            "documents": ["hi"], "text": "hi", "tokens": [1], "max_tokens": 5, "stream": false,
+            "documents": ["hi"], "text": "hi", "tokens": [1], "max_tokens": 5, "options": {"num_predict": 5},
+            "stream": false,
         });
         self.call(key, method, &path, &body).await
     }
@@ -113,9 +114,9 @@ async fn a_confined_key_learns_nothing_of_other_namespaces_on_any_route() {
 #[tokio::test]
 async fn a_confined_key_uses_its_own_and_common_models_on_every_route() {
     let shared = SharedServer::new().await;
-    for route in routes::all() {
-        let Access::Requires(_, ModelAccess::Uses) = route.access else { continue };
-        for model in ["bob/own", "cria"] {
+    for model in ["bob/own", "cria"] {
+        for route in routes::all() {
+            let Access::Requires(_, ModelAccess::Uses) = route.access else { continue };
             let method = route.methods[route.methods.len() - 1];
             let answer = shared.call_route(&shared.bob, &route, method, model).await;
             let status = answer.status.as_u16();
