@@ -9,7 +9,7 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use puna_tokenizer::Tokenizer;
 
@@ -92,16 +92,26 @@ impl EngineLoop {
     /// One step of the sequences: plan, execute, emit. Returns `false` if no sequence can take
     /// part, since their sinks are not ready.
     fn generate(&mut self) -> bool {
-        let resumed = self.resume_deferred_sampling(std::time::Instant::now()) > 0;
+        let resumed = self.resume_deferred_sampling(Instant::now()) > 0;
         let plan = self.plan();
         self.begin_round();
         if plan.rows.is_empty() {
             return resumed || self.poll_masks();
         }
-        if let Err(error) = self.execute(&plan).and_then(|output| self.emit(output)) {
-            self.fail_running(&error.to_string());
+        let start = Instant::now();
+        match self.execute(&plan).and_then(|output| self.emit(output)) {
+            Ok(()) => self.record_decode(&plan, start.elapsed()),
+            Err(error) => self.fail_running(&error.to_string()),
         }
         true
+    }
+
+    /// Reports the time of a step that only decoded.
+    fn record_decode(&mut self, plan: &StepPlan, time: Duration) {
+        let only_decodes = plan.rows.iter().all(|row| row.rows == 1) && !plan.encodes;
+        if only_decodes {
+            self.scheduler.record_decode(plan.rows.len(), time.as_secs_f64());
+        }
     }
 
     /// Plans the next step, and applies what the scheduler has changed before it.

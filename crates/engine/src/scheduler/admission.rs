@@ -6,12 +6,18 @@ use super::{Scheduler, SequenceState, StepPlan};
 use crate::kv::{NodeId, PAGE_TOKENS};
 
 impl Scheduler {
-    /// Admits waiting sequences while pages and state slots suffice.
+    /// Admits waiting sequences while places, pages and state slots suffice, or while a client that
+    /// has more can give way.
     pub(super) fn admit(&mut self, plan: &mut StepPlan) {
-        while self.limits.max_sequences.is_none_or(|most| self.running.len() < most) {
-            let Some(at) = self.next_to_admit() else { return };
-            if !self.fits(&self.waiting[at]) || !self.has_free_state() {
-                return;
+        while let Some(at) = self.next_to_admit() {
+            let id = self.waiting[at].id;
+            let lacks_place = self.is_full();
+            let lacks_pages = !lacks_place && !self.fits(&self.waiting[at]);
+            if lacks_place || lacks_pages || !self.has_free_state() {
+                if self.blocks_admission || !self.preempt_for(id, lacks_pages, plan) {
+                    return;
+                }
+                continue;
             }
             let Some(mut sequence) = self.waiting.remove(at) else { return };
             // A preempted sequence keeps its age, so that the oldest always makes progress.

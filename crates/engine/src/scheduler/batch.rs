@@ -1,12 +1,15 @@
-//! Selection of the rows of a step: one row for each decoding sequence, and the remaining rows for
-//! prompts, least-served client first.
+//! Selection of the rows of a step: one row for each decoding sequence, within the fair shares of
+//! their clients, and the remaining rows for prompts, least-served client first.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use super::{PlannedRows, Scheduler, SequenceState, StepPlan};
 
 /// Target time of a step with prompt rows while sequences decode.
 pub const STEP_TARGET: Duration = Duration::from_millis(100);
+/// Least time of the prompts of one client in a step while other clients decode.
+const MIN_PROMPT_TIME: Duration = Duration::from_millis(25);
 /// Rows of the first chunk, before the prefill rate is measured. Smaller chunks measure it badly.
 pub const FIRST_CHUNK: usize = 64;
 /// Target time of a step without decoding sequences. Commands are handled between steps.
@@ -61,18 +64,44 @@ impl Scheduler {
         }
     }
 
-    /// Decoding sequences of the step: all, or the longest waiting ones if the step has fewer
-    /// result rows.
+    /// Decoding sequences of the step: all, or as many as the fair shares of their clients and the
+    /// result rows of the step allow. Clients take turns, and the longest waiting sequences of each
+    /// take part.
     fn next_tokens(&self) -> Vec<PlannedRows> {
         let (mut decoding, prompts): (Vec<&SequenceState>, Vec<&SequenceState>) =
             self.running.iter().filter(|s| s.is_ready).partition(|s| s.is_decoding());
         let results = self.limits.output_rows.min(self.limits.num_batch);
         let most = (results - prompts.len().min(results / PROMPT_RESULT_SHARE)).max(1);
+        let most = most.min(self.fair_decode_rows(&decoding));
         if decoding.len() > most {
             decoding.sort_by_key(|s| (s.last_scheduled, s.admitted));
-            decoding.truncate(most);
+            let mut rounds = HashMap::<u64, usize>::new();
+            let mut next_round = |s: &SequenceState| {
+                let round = rounds.entry(s.client).or_default();
+                *round += 1;
+                *round
+            };
+            let mut by_round: Vec<_> = decoding.into_iter().map(|s| (next_round(s), s)).collect();
+            // The sort is stable: within a round, the longest waiting sequence is first.
+            by_round.sort_by_key(|(round, _)| *round);
+            decoding = by_round.into_iter().take(most).map(|(_, s)| s).collect();
         }
         decoding.into_iter().map(|s| PlannedRows { id: s.id, rows: 1 }).collect()
+    }
+
+    /// Largest number of decode rows for which each of `n` clients is at most `n` times as slow as
+    /// it would be alone. Without this limit, the client with the most sequences would take most of
+    /// the processor time.
+    fn fair_decode_rows(&self, decoding: &[&SequenceState]) -> usize {
+        let mut counts = HashMap::<u64, usize>::new();
+        decoding.iter().for_each(|s| *counts.entry(s.client).or_default() += 1);
+        let clients = counts.len();
+        if clients < 2 {
+            return usize::MAX;
+        }
+        let fewest = counts.values().min().copied().unwrap_or(1);
+        let slowest = clients as f64 * self.decode_cost.ratio(fewest);
+        self.decode_cost.rows_within(slowest).max(clients * fewest)
     }
 
     /// Adds prompt rows, least-served client first.
@@ -137,11 +166,31 @@ impl Scheduler {
     fn prompt_row_budget(&self, decoding: usize) -> usize {
         let left = self.limits.num_batch.saturating_sub(decoding);
         let (target, least) = match self.running.iter().any(SequenceState::is_decoding) {
-            true => (STEP_TARGET, MIN_CHUNK),
+            true => (self.prompt_time(decoding), MIN_CHUNK),
             false => (PREFILL_STEP_TARGET, FIRST_CHUNK),
         };
         let quick = (self.prefill_rate * target.as_secs_f64()) as usize;
         // At least one row, even if decoding sequences fill the batch.
         left.min(quick.max(least)).max(1)
+    }
+
+    /// Time of the prompts in a step with `rows` decoding sequences. Clients that only decode get
+    /// their fair share of the time, unless the chunks would become too short to be efficient.
+    fn prompt_time(&self, rows: usize) -> Duration {
+        let ready = || self.running.iter().filter(|s| s.is_ready);
+        let clients = |decoding: bool| -> HashSet<u64> {
+            ready().filter(|s| s.is_decoding() == decoding).map(|s| s.client).collect()
+        };
+        let (decoding, prompting) = (clients(true), clients(false));
+        let others = prompting.difference(&decoding).count();
+        if !prompting.is_disjoint(&decoding) || others == 0 {
+            return STEP_TARGET;
+        }
+        let ratio = others as f64 / decoding.len().max(1) as f64;
+        match self.decode_cost.seconds(rows) {
+            Some(seconds) => Duration::from_secs_f64((seconds * ratio).min(1.0))
+                .clamp(MIN_PROMPT_TIME, STEP_TARGET),
+            None => STEP_TARGET,
+        }
     }
 }

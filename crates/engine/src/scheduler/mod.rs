@@ -6,11 +6,13 @@
 //!
 //! A decoding sequence takes one row of a step. Prompts take the other rows in chunks, which keep
 //! the step short while other sequences wait for their next token (chunked prefill). Clients share
-//! prompt rows fairly. If the pages run out, the newest sequence is preempted and computed again
-//! later.
+//! rows and pages fairly, however many requests each sends. If the pages run out, the newest
+//! sequence of the client with the most pages is preempted and computed again later.
 
 mod admission;
 mod batch;
+mod decode_cost;
+mod preemption;
 mod sequence_state;
 mod step_input;
 mod temporary_pages;
@@ -23,6 +25,8 @@ use puna_models::StepKind;
 
 use crate::kv::{PAGE_TOKENS, PagePool, SequencePages};
 use crate::request::RequestId;
+
+use decode_cost::DecodeCost;
 
 pub use batch::STEP_TARGET;
 pub use sequence_state::SequenceState;
@@ -107,6 +111,8 @@ pub struct Scheduler {
     preemptions: u64,
     /// Moving average of prompt tokens per second.
     prefill_rate: f64,
+    /// Estimated time of steps without prompts.
+    decode_cost: DecodeCost,
     /// Whether the last step was one of the encoder.
     encoded_last: bool,
     /// Number of sequences outside of the prefix tree that hold pages.
@@ -133,6 +139,7 @@ impl Scheduler {
             admissions: 0,
             preemptions: 0,
             prefill_rate: 0.0,
+            decode_cost: DecodeCost::default(),
             encoded_last: false,
             temporary_sequences: 0,
             blocks_admission: false,
@@ -190,6 +197,12 @@ impl Scheduler {
             self.prefill_rate =
                 if self.prefill_rate == 0.0 { rate } else { 0.7 * self.prefill_rate + 0.3 * rate };
         }
+    }
+
+    /// Updates the estimated time of decode steps from a step of `rows` rows, its sampling and
+    /// output included.
+    pub fn record_decode(&mut self, rows: usize, seconds: f64) {
+        self.decode_cost.record(rows, seconds);
     }
 
     /// Moves the full pages of running sequences to the prefix tree, where other sequences find
@@ -264,23 +277,6 @@ impl Scheduler {
         let pages = std::mem::take(&mut sequence.pages);
         pages.release(&mut self.pages, &sequence.tokens[..sequence.computed]);
         sequence.computed = 0;
-    }
-
-    /// Makes sure that a running sequence has pages for `tokens` tokens; preempts the newest
-    /// sequences if needed.
-    fn preempt_until_fits(&mut self, id: RequestId, tokens: usize, plan: &mut StepPlan) {
-        while let Some(at) = self.running.iter().position(|s| s.id == id) {
-            if self.running[at].pages.grow(&mut self.pages, tokens) {
-                return;
-            }
-            let newest = (0..self.running.len()).max_by_key(|&i| self.running[i].admitted);
-            let Some(newest) = newest else { return };
-            let mut sequence = self.running.remove(newest);
-            self.release(&mut sequence);
-            plan.preempted.push(sequence.id);
-            self.waiting.push_front(sequence);
-            self.preemptions += 1;
-        }
     }
 
     /// Ends sequences with a full context, or shifts their context.

@@ -213,6 +213,139 @@ fn the_newest_sequence_is_preempted_and_continues_from_the_prefix_tree() {
     assert_eq!(scheduler.running[0].generated, generated, "no token is lost");
 }
 
+/// A scheduler in which 8 sequences of client 1 and one of client 2, number 9, decode.
+fn two_decoding_clients(seconds: impl Fn(usize) -> f64) -> Scheduler {
+    let limits = SchedulerLimits { max_sequences: None, output_rows: 64, ..LIMITS };
+    let mut scheduler = scheduler(512, limits);
+    [1, 5, 9].iter().cycle().take(90).for_each(|&n| scheduler.record_decode(n, seconds(n)));
+    (1..=9).for_each(|id| scheduler.add(sequence(id, 1 + id / 9, id as u32 * 1000, 1)));
+    step(&mut scheduler);
+    scheduler
+}
+
+#[test]
+fn a_client_with_many_sequences_leaves_another_its_share_of_the_time() {
+    // Each row takes as long as a step of one row: the clients get one row each.
+    let mut scheduler = two_decoding_clients(|rows| rows as f64);
+    let mut counts = [0; 10];
+    for _ in 0..16 {
+        let rows = step(&mut scheduler);
+        assert_eq!(rows.len(), 2, "{rows:?}");
+        rows.iter().for_each(|(id, _)| counts[*id as usize] += 1);
+    }
+    assert_eq!(counts, [0, 2, 2, 2, 2, 2, 2, 2, 2, 16]);
+}
+
+#[test]
+fn rows_that_cost_little_are_not_limited() {
+    let mut scheduler = two_decoding_clients(|rows| 1.0 + 0.1 * rows as f64);
+    assert_eq!(step(&mut scheduler).len(), 9);
+}
+
+#[test]
+fn a_client_alone_has_all_its_rows() {
+    let mut scheduler = two_decoding_clients(|rows| rows as f64);
+    scheduler.remove(RequestId(9));
+    assert_eq!(step(&mut scheduler).len(), 8);
+}
+
+#[test]
+fn prompts_leave_other_clients_their_share_of_the_time() {
+    let chunk = |client: u64, decode_seconds: f64| {
+        let mut scheduler = scheduler(512, SchedulerLimits { num_batch: 512, ..LIMITS });
+        scheduler.add(sequence(1, 1, 0, 1));
+        step(&mut scheduler);
+        scheduler.record_prefill(64, 64.0 / 1000.0);
+        scheduler.record_decode(1, decode_seconds);
+        scheduler.add(sequence(2, client, 1000, 2000));
+        step(&mut scheduler).iter().find(|(id, _)| *id == 2).unwrap().1
+    };
+    assert_eq!(chunk(1, 0.040), 100, "the same client");
+    assert_eq!(chunk(2, 0.040), 40);
+    assert_eq!(chunk(2, 0.001), 25, "the shortest chunk");
+    assert_eq!(chunk(2, 0.500), 100);
+}
+
+/// Runs until all sequences have generated `tokens` tokens. Returns them in the order of their
+/// ends.
+fn finish_all(scheduler: &mut Scheduler, tokens: usize) -> Vec<u64> {
+    let mut ended = Vec::new();
+    for _ in 0..100_000 {
+        let plan = scheduler.schedule();
+        execute(scheduler, &plan);
+        let done: Vec<_> =
+            scheduler.running.iter().filter(|s| s.generated >= tokens).map(|s| s.id).collect();
+        for id in done {
+            scheduler.remove(id).unwrap();
+            ended.push(id.0);
+        }
+        if scheduler.counts() == [0, 0] {
+            return ended;
+        }
+    }
+    panic!("no progress: {:?} {ended:?}", scheduler.counts());
+}
+
+#[test]
+fn a_client_that_holds_all_pages_gives_way_to_another() {
+    let limits = SchedulerLimits { max_sequences: None, ..LIMITS };
+    let mut scheduler = scheduler(16, limits);
+    (1..=8).for_each(|id| scheduler.add(sequence(id, 1, id as u32 * 1000, 60)));
+    (0..80).for_each(|_| drop(step(&mut scheduler)));
+    assert_eq!(scheduler.counts(), [8, 0]);
+    scheduler.add(sequence(9, 2, 50_000, 200));
+    let plan = scheduler.schedule();
+    assert_eq!(plan.admitted.iter().map(|start| start.id.0).collect::<Vec<_>>(), [9]);
+    assert_eq!(ids(&plan.preempted), [8, 7], "the newest ones, and no more than necessary");
+    execute(&mut scheduler, &plan);
+    let ended = finish_all(&mut scheduler, 300);
+    assert_eq!(ended.len(), 9);
+    assert_ne!(ended.last(), Some(&9), "{ended:?}");
+}
+
+#[test]
+fn a_client_that_holds_all_places_gives_way_to_another() {
+    let mut scheduler = scheduler(64, LIMITS);
+    (1..=4).for_each(|id| scheduler.add(sequence(id, 1, id as u32 * 1000, 8)));
+    step(&mut scheduler);
+    (5..=8).for_each(|id| scheduler.add(sequence(id, 2, id as u32 * 1000, 8)));
+    let plan = scheduler.schedule();
+    assert_eq!(ids(&plan.preempted), [4, 3]);
+    assert_eq!(plan.admitted.iter().map(|start| start.id.0).collect::<Vec<_>>(), [5, 6]);
+    execute(&mut scheduler, &plan);
+    for _ in 0..20 {
+        assert!(scheduler.schedule().preempted.is_empty(), "none in turn");
+    }
+    assert_eq!(finish_all(&mut scheduler, 10).len(), 8);
+}
+
+#[test]
+fn a_client_with_one_sequence_keeps_it() {
+    let mut scheduler = scheduler(8, LIMITS);
+    scheduler.add(sequence(1, 1, 0, 400));
+    step(&mut scheduler);
+    scheduler.add(sequence(2, 2, 1000, 100));
+    let plan = scheduler.schedule();
+    assert_eq!((plan.preempted.len(), scheduler.counts()), (0, [1, 1]));
+}
+
+#[test]
+fn a_growing_sequence_preempts_the_client_with_the_most_pages() {
+    let mut scheduler = scheduler(12, SchedulerLimits { max_sequences: None, ..LIMITS });
+    (1..=3).for_each(|id| scheduler.add(sequence(id, 1, id as u32 * 1000, 150)));
+    (0..20).for_each(|_| drop(step(&mut scheduler)));
+    scheduler.add(sequence(4, 2, 9000, 100));
+    let preempted = loop {
+        let plan = scheduler.schedule();
+        execute(&mut scheduler, &plan);
+        if !plan.preempted.is_empty() {
+            break ids(&plan.preempted);
+        }
+    };
+    assert_eq!(preempted, [3], "not the newest one, which is the only one of its client");
+    assert_eq!(finish_all(&mut scheduler, 200).len(), 4);
+}
+
 #[test]
 fn a_full_context_ends_a_sequence_or_is_shifted() {
     let mut scheduler = scheduler(64, LIMITS);

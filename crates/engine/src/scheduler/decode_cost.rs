@@ -1,0 +1,128 @@
+//! Estimate of the time of decode steps: a fixed part, which reads the weights, and a part for each
+//! row. The engine loop measures; this module reads no clock.
+
+/// Weight of the previous steps against the latest one.
+const DECAY: f64 = 0.97;
+/// Time of a further row before any measurement, as a part of the time of a step of one row.
+const DEFAULT_ROW_SHARE: f64 = 0.1;
+/// Least variance of the numbers of rows from which the time of a row is computed.
+const MIN_VARIANCE: f64 = 0.5;
+/// Largest accepted time relative to the estimate; longer steps come from other load.
+const MAX_RATIO: f64 = 3.0;
+
+/// Least-squares line through the times of decode steps by number of rows. Older steps count less.
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeCost {
+    weight: f64,
+    rows: f64,
+    seconds: f64,
+    rows_squared: f64,
+    rows_by_seconds: f64,
+    /// Time of a further row, as a part of the time of a step of one row: 0 to 1.
+    row_share: f64,
+}
+
+impl Default for DecodeCost {
+    fn default() -> Self {
+        Self {
+            weight: 0.0,
+            rows: 0.0,
+            seconds: 0.0,
+            rows_squared: 0.0,
+            rows_by_seconds: 0.0,
+            row_share: DEFAULT_ROW_SHARE,
+        }
+    }
+}
+
+impl DecodeCost {
+    /// Adds the measurement of a step.
+    pub fn record(&mut self, rows: usize, seconds: f64) {
+        let seconds = match self.seconds(rows) {
+            Some(expected) => seconds.min(MAX_RATIO * expected),
+            None => seconds,
+        };
+        let rows = rows as f64;
+        for (sum, value) in [
+            (&mut self.weight, 1.0),
+            (&mut self.rows, rows),
+            (&mut self.seconds, seconds),
+            (&mut self.rows_squared, rows * rows),
+            (&mut self.rows_by_seconds, rows * seconds),
+        ] {
+            *sum = DECAY * *sum + value;
+        }
+        let variance = self.rows_squared / self.weight - (self.rows / self.weight).powi(2);
+        if variance >= MIN_VARIANCE {
+            let slope = (self.rows_by_seconds - self.rows * self.seconds / self.weight)
+                / (variance * self.weight);
+            let first = (self.seconds + slope * (self.weight - self.rows)) / self.weight;
+            let has_fixed_part = first > slope;
+            self.row_share = if has_fixed_part { (slope / first).max(0.0) } else { 1.0 };
+        }
+    }
+
+    /// Time of a step relative to a step of one row.
+    pub fn ratio(&self, rows: usize) -> f64 {
+        1.0 + self.row_share * (rows.max(1) - 1) as f64
+    }
+
+    /// Seconds of a step; `None` before any measurement.
+    pub fn seconds(&self, rows: usize) -> Option<f64> {
+        let mean_rows = (self.rows / self.weight).max(1.0);
+        let mean_ratio = 1.0 + self.row_share * (mean_rows - 1.0);
+        let mean_seconds = self.seconds / self.weight;
+        (self.weight > 0.0).then(|| mean_seconds * self.ratio(rows) / mean_ratio)
+    }
+
+    /// Largest number of rows of a step that takes at most `ratio` times as long as one row.
+    pub fn rows_within(&self, ratio: f64) -> usize {
+        // A cast of a float saturates.
+        1 + ((ratio - 1.0).max(0.0) / self.row_share) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(steps: &[(usize, f64)]) -> DecodeCost {
+        let mut cost = DecodeCost::default();
+        steps.iter().cycle().take(100).for_each(|&(rows, seconds)| cost.record(rows, seconds));
+        cost
+    }
+
+    #[test]
+    fn the_line_goes_through_the_measured_steps() {
+        let cost = measured(&[(1, 0.010), (11, 0.020), (21, 0.030)]);
+        assert!((cost.ratio(11) - 2.0).abs() < 0.01, "{cost:?}");
+        assert!((cost.seconds(31).unwrap() - 0.040).abs() < 0.001, "{cost:?}");
+        assert_eq!(cost.rows_within(2.05), 11);
+    }
+
+    #[test]
+    fn without_measurements_of_several_sizes_the_last_share_of_a_row_stays() {
+        assert_eq!(DecodeCost::default().rows_within(2.0), 11);
+        let mut cost = measured(&[(1, 0.010), (3, 0.020)]);
+        (0..1000).for_each(|_| cost.record(3, 0.020));
+        assert!((cost.ratio(3) - 2.0).abs() < 0.01, "{cost:?}");
+        assert!((cost.seconds(3).unwrap() - 0.020).abs() < 0.001, "{cost:?}");
+    }
+
+    #[test]
+    fn rows_that_cost_nothing_or_everything_stay_within_bounds() {
+        let free = measured(&[(1, 0.010), (9, 0.010)]);
+        assert!(free.rows_within(2.0) > 1_000_000, "{free:?}");
+        let shrinking = measured(&[(1, 0.010), (9, 0.005)]);
+        assert!(shrinking.ratio(100) >= 1.0, "{shrinking:?}");
+        let linear = measured(&[(1, 0.001), (9, 0.010)]);
+        assert_eq!(linear.rows_within(4.0), 4);
+    }
+
+    #[test]
+    fn one_slow_step_changes_little() {
+        let mut cost = measured(&[(1, 0.010), (11, 0.020)]);
+        cost.record(11, 10.0);
+        assert!(cost.ratio(11) < 3.0, "{cost:?}");
+    }
+}

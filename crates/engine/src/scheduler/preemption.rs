@@ -1,0 +1,96 @@
+//! Preemption: a running sequence waits again, so that another one gets its pages or its place.
+
+use std::collections::HashMap;
+
+use super::{Scheduler, SequenceState, StepPlan};
+use crate::kv::PAGE_TOKENS;
+use crate::request::RequestId;
+
+/// What a client has in the scheduler.
+#[derive(Debug, Clone, Copy, Default)]
+struct ClientUse {
+    /// Number of its running sequences.
+    sequences: usize,
+    /// Pages of its running sequences; a page that several share counts for each.
+    pages: usize,
+}
+
+impl Scheduler {
+    /// Makes sure that a running sequence has pages for `tokens` tokens. Preempts the newest
+    /// sequences of the clients with the most pages if needed; they may be the sequence itself.
+    pub(super) fn preempt_until_fits(&mut self, id: RequestId, tokens: usize, plan: &mut StepPlan) {
+        while let Some(at) = self.running.iter().position(|s| s.id == id) {
+            if self.running[at].pages.grow(&mut self.pages, tokens) {
+                return;
+            }
+            let uses = self.client_uses();
+            let pages = |s: &SequenceState| uses.get(&s.client).map_or(0, |used| used.pages);
+            let newest = (0..self.running.len())
+                .max_by_key(|&i| (pages(&self.running[i]), self.running[i].admitted));
+            let Some(newest) = newest else { return };
+            self.preempt(newest, plan);
+        }
+    }
+
+    /// Preempts a running sequence for a waiting one that lacks pages, or a place or state slot.
+    /// It belongs to a client that has more than the waiting sequence's client would have. Returns
+    /// whether there was one.
+    ///
+    /// A client keeps at least one sequence. The difference between the two clients shrinks with
+    /// each preemption, so the other client cannot preempt the waiting sequence in turn.
+    pub(super) fn preempt_for(
+        &mut self,
+        waiting: RequestId,
+        lacks_pages: bool,
+        plan: &mut StepPlan,
+    ) -> bool {
+        let Some(sequence) = self.waiting(waiting) else { return false };
+        let client = sequence.client;
+        let mut uses = self.client_uses();
+        let own = uses.remove(&client).unwrap_or_default();
+        let sequences = own.sequences + 1;
+        let pages = own.pages + (sequence.tokens.len() + 1).div_ceil(PAGE_TOKENS);
+        // Above its fair share, the client waits: the pages of the others might not suffice.
+        if lacks_pages && pages * (uses.len() + 1) > self.pages.total() {
+            return false;
+        }
+        uses.retain(|_, used| used.sequences > sequences && (!lacks_pages || used.pages > pages));
+        let most = uses.iter().max_by_key(|(_, used)| (used.pages, used.sequences));
+        let Some((&client, _)) = most else { return false };
+        let of_client = (0..self.running.len()).filter(|&i| self.running[i].client == client);
+        let newest = of_client.max_by_key(|&i| self.running[i].admitted);
+        newest.is_some_and(|at| {
+            self.preempt(at, plan);
+            true
+        })
+    }
+
+    /// Whether no further sequence can run, however many pages are free.
+    pub(super) fn is_full(&self) -> bool {
+        self.limits.max_sequences.is_some_and(|most| self.running.len() >= most)
+    }
+
+    /// Moves a running sequence to the front of the queue. Its pages go to the prefix tree.
+    fn preempt(&mut self, at: usize, plan: &mut StepPlan) {
+        let mut sequence = self.running.remove(at);
+        self.release(&mut sequence);
+        // Preempted in the step that admitted it: it has never started.
+        let is_new = plan.admitted.iter().position(|start| start.id == sequence.id);
+        match is_new {
+            Some(at) => drop(plan.admitted.remove(at)),
+            None => plan.preempted.push(sequence.id),
+        }
+        self.waiting.push_front(sequence);
+        self.preemptions += 1;
+    }
+
+    fn client_uses(&self) -> HashMap<u64, ClientUse> {
+        let mut uses = HashMap::<u64, ClientUse>::new();
+        for s in &self.running {
+            let used = uses.entry(s.client).or_default();
+            used.sequences += 1;
+            used.pages += s.pages.capacity_tokens() / PAGE_TOKENS;
+        }
+        uses
+    }
+}
