@@ -1,7 +1,7 @@
 //! Embedding requests: texts of all requests share steps, and their hidden states are pooled by the
 //! model's pooling type. Rerankers return one value per label instead of an embedding.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use puna_graph::{Segment, StepInput};
 use puna_models::{Pooling, StepKind};
@@ -20,6 +20,7 @@ pub type RerankCallback = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
 /// An embedding request.
 pub struct EmbedRequest {
     id: RequestId,
+    client: u64,
     inputs: Vec<Vec<u32>>,
     vectors: Vec<Vec<f32>>,
     done: EmbedCallback,
@@ -28,9 +29,9 @@ pub struct EmbedRequest {
 }
 
 impl EmbedRequest {
-    /// Makes a request for one vector for each input.
-    pub fn new(id: RequestId, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Self {
-        Self { id, inputs, vectors: Vec::new(), done, long: None }
+    /// Makes a request of a client for one vector for each input.
+    pub fn new(id: RequestId, client: u64, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Self {
+        Self { id, client, inputs, vectors: Vec::new(), done, long: None }
     }
 
     /// Tokens of the next text.
@@ -63,16 +64,37 @@ struct TextBatch {
     pages: Vec<TemporaryPages>,
 }
 
-/// The embedding requests of an engine, in the order of their next steps.
+/// The embedding requests of an engine, least-served client first.
 #[derive(Default)]
 pub struct EmbedQueue {
     requests: VecDeque<EmbedRequest>,
+    /// Tokens computed for each client that has requests.
+    served: HashMap<u64, u64>,
 }
 
 impl EmbedQueue {
-    /// Adds a request.
+    /// Adds a request. A new client starts with the smallest share of the others.
     pub fn push(&mut self, request: EmbedRequest) {
+        let requests = &self.requests;
+        self.served.retain(|client, _| requests.iter().any(|r| r.client == *client));
+        let least = self.served.values().min().copied().unwrap_or(0);
+        self.served.entry(request.client).or_insert(least);
         self.requests.push_back(request);
+    }
+
+    /// Sorts the requests, least-served client first. The order within a client stays.
+    fn sort_by_share(&mut self) {
+        if self.served.len() > 1 {
+            let served = &self.served;
+            let share = |r: &EmbedRequest| served.get(&r.client).copied().unwrap_or(0);
+            self.requests.make_contiguous().sort_by_key(share);
+        }
+    }
+
+    /// Counts tokens for the share of a request's client.
+    fn count_served(&mut self, id: RequestId, tokens: usize) {
+        let Some(request) = self.requests.iter().find(|r| r.id == id) else { return };
+        *self.served.entry(request.client).or_default() += tokens as u64;
     }
 
     /// Number of requests.
@@ -99,16 +121,19 @@ impl EmbedQueue {
         }
     }
 
-    /// Runs one step with as many texts as fit, in the order of the queue, or with a part of a long
+    /// Runs one step with as many texts as fit, least-served client first, or with a part of a long
     /// text. Returns `false` if there is none, or if the next text waits for pages.
     pub fn step(&mut self, scheduler: &mut Scheduler, executor: &mut ModelExecutor) -> bool {
         scheduler.block_admission(false);
+        self.sort_by_share();
         let Some(first) = self.requests.front_mut() else { return false };
         let (owners, embedded) = match first.next_text() {
             None => (vec![first.id], Ok(Vec::new())),
             Some(tokens) if is_long(tokens, scheduler, executor) => {
                 let vector = embed_chunk(first, scheduler, executor);
-                (vec![first.id], vector.map(|vector| vector.into_iter().collect()))
+                let id = first.id;
+                self.count_served(id, scheduler.limits().num_batch);
+                (vec![id], vector.map(|vector| vector.into_iter().collect()))
             }
             Some(_) => self.embed_batch(scheduler, executor),
         };
@@ -119,6 +144,7 @@ impl EmbedQueue {
                 if !scheduler.running().is_empty() || scheduler.has_temporary_pages() =>
             {
                 scheduler.block_admission(true);
+                self.count_served(owners[0], 1);
                 self.requests.rotate_left(1);
                 return false;
             }
@@ -159,7 +185,7 @@ impl EmbedQueue {
 
     /// Embeds as many texts as fit a step.
     fn embed_batch(
-        &self,
+        &mut self,
         scheduler: &mut Scheduler,
         executor: &mut ModelExecutor,
     ) -> EmbedStepResult {
@@ -169,6 +195,9 @@ impl EmbedQueue {
             let tokens = first.next_text().map_or(0, <[u32]>::len);
             let error = EngineError::PromptTooLong { tokens, n_ctx: executor.info.n_ctx };
             return (vec![first.id], Err(error));
+        }
+        for (segment, id) in batch.input.segments.iter().zip(&batch.owners) {
+            self.count_served(*id, segment.rows);
         }
         let vectors = embed_texts(&batch.input, executor);
         batch.pages.into_iter().for_each(|pages| scheduler.release_temporary_pages(pages));

@@ -279,9 +279,10 @@ impl Engine {
     }
 
     /// Computes one embedding for each input, with the model's pooling and without normalization;
-    /// rerankers return their labels.
+    /// rerankers return their labels. Clients share the steps fairly.
     pub fn embed(
         &self,
+        client: u64,
         inputs: Vec<Vec<u32>>,
         done: EmbedCallback,
     ) -> Result<RequestId, EngineError> {
@@ -292,7 +293,7 @@ impl Engine {
             self.check_vocabulary(input, self.inner.info.n_ctx)?;
         }
         let id = self.next_id();
-        self.send(Command::Embed(EmbedRequest::new(id, inputs, done)))?;
+        self.send(Command::Embed(EmbedRequest::new(id, client, inputs, done)))?;
         Ok(id)
     }
 
@@ -303,6 +304,7 @@ impl Engine {
     /// As [`Engine::embed`]; and [`EngineError::CannotRank`].
     pub fn rank(
         &self,
+        client: u64,
         pairs: Vec<Vec<u32>>,
         done: RerankCallback,
     ) -> Result<RequestId, EngineError> {
@@ -313,7 +315,7 @@ impl Engine {
         let scores = move |labels: Vec<Vec<f32>>| {
             labels.into_iter().map(first).collect::<Result<Vec<_>, _>>()
         };
-        self.embed(pairs, Box::new(move |result| done(result.and_then(scores))))
+        self.embed(client, pairs, Box::new(move |result| done(result.and_then(scores))))
     }
 
     /// Planned memory.

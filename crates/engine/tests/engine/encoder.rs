@@ -219,7 +219,7 @@ fn unsupported_requests_are_refused() {
     );
     let whole = Request { prompt: nth(1, 0, 192), ..request.clone() };
     assert_eq!(refused(whole), EngineError::PromptTooLong { tokens: 193, n_ctx: 192 });
-    let embedded = engine.embed(vec![vec![50]], Box::new(|_| {}));
+    let embedded = engine.embed(0, vec![vec![50]], Box::new(|_| {}));
     assert_eq!(embedded, Err(EngineError::CannotEmbed));
     // An encoder–decoder model is not a draft model, and has no draft model.
     let backend =

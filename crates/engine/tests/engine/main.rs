@@ -350,7 +350,7 @@ fn embeddings_are_pooled_as_the_reference_does() {
         let (sender, receiver) = channel();
         let shorter = tokens[..tokens.len() / 2].to_vec();
         let inputs = vec![shorter, tokens];
-        engine.embed(inputs, Box::new(move |result| sender.send(result).unwrap())).unwrap();
+        engine.embed(0, inputs, Box::new(move |result| sender.send(result).unwrap())).unwrap();
         let vectors = receiver.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
         let want = list("embedding");
         assert_eq!(vectors[1].len(), want.len(), "{name}");

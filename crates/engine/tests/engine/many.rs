@@ -125,7 +125,7 @@ fn embed_together(path: &str, texts: &[Vec<u32>]) -> (Vec<Vec<f32>>, u64) {
             let (sender, result) = channel();
             let done =
                 Box::new(move |r: Result<Vec<Vec<f32>>, _>| sender.send(r.unwrap()).unwrap());
-            engine.embed(vec![text.clone()], done).unwrap();
+            engine.embed(0, vec![text.clone()], done).unwrap();
             result
         })
         .collect();
@@ -135,6 +135,30 @@ fn embed_together(path: &str, texts: &[Vec<u32>]) -> (Vec<Vec<f32>>, u64) {
     wait_until_idle(&engine);
     assert_eq!(engine.stats().pages_held, 0);
     (vectors, steps.load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_client_with_many_texts_leaves_another_its_share_of_the_steps() {
+    let (engine, lock, _) =
+        hanging("tests/data/zoo/qwen3-embedding.gguf", &EngineOptions::default());
+    let text = |n: u32| -> Vec<u32> { (0..300).map(|t| 40 + (t * 7 + n * 31) % 250).collect() };
+    let (sender, ends) = channel();
+    let embed = |client: u64, inputs: Vec<Vec<u32>>| {
+        let sender = sender.clone();
+        let done = Box::new(move |r: Result<Vec<Vec<f32>>, _>| {
+            r.unwrap();
+            sender.send(client).unwrap();
+        });
+        engine.embed(client, inputs, done).unwrap();
+    };
+    let held = lock.lock().unwrap();
+    (0..20).for_each(|n| embed(1, vec![text(n), text(n + 100)]));
+    embed(2, vec![text(50), text(51)]);
+    drop(held);
+    let order: Vec<u64> =
+        (0..21).map(|_| ends.recv_timeout(Duration::from_secs(60)).unwrap()).collect();
+    let place = order.iter().position(|client| *client == 2).unwrap();
+    assert!(place <= 4, "{place} requests of another client ended before: {order:?}");
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn planned_and_taken(path: &str) -> (u64, u64) {
             let (sender, result) = channel();
             // One step takes several texts.
             let texts = prompt.chunks(engine.info().n_ctx).map(<[u32]>::to_vec).collect();
-            engine.embed(texts, Box::new(move |r| sender.send(r).unwrap())).unwrap();
+            engine.embed(0, texts, Box::new(move |r| sender.send(r).unwrap())).unwrap();
             result.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
         }
     }

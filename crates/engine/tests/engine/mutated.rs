@@ -220,7 +220,7 @@ fn tried(bytes: Vec<u8>) -> Result<(), String> {
         }
     }
     let (sender, vectors) = channel();
-    if engine.embed(vec![prompt], Box::new(move |result| drop(sender.send(result)))).is_ok() {
+    if engine.embed(0, vec![prompt], Box::new(move |result| drop(sender.send(result)))).is_ok() {
         let _ = vectors.recv_timeout(PATIENCE).expect("an embedding ends");
     }
     Ok(())

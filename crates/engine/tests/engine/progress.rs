@@ -137,7 +137,8 @@ fn a_long_text_that_is_embedded_can_be_cancelled_between_its_steps() {
     let (engine, lock, steps) = hanging("tests/data/zoo/qwen3-embedding.gguf", &CHUNKED);
     let held = lock.lock().unwrap();
     let (sender, result) = channel();
-    let id = engine.embed(vec![long_text()], Box::new(move |r| sender.send(r).unwrap())).unwrap();
+    let id =
+        engine.embed(0, vec![long_text()], Box::new(move |r| sender.send(r).unwrap())).unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while steps.load(Ordering::Relaxed) == 0 {
         assert!(std::time::Instant::now() < deadline, "the text is not begun");
@@ -159,11 +160,11 @@ fn embedding_in_several_steps_is_exact_and_lets_others_run() {
     let vector = |options: &EngineOptions, others: bool| {
         let engine = open("tests/data/zoo/qwen3-embedding.gguf", options);
         let (sender, result) = channel();
-        engine.embed(vec![long_text()], Box::new(move |r| sender.send(r).unwrap())).unwrap();
+        engine.embed(0, vec![long_text()], Box::new(move |r| sender.send(r).unwrap())).unwrap();
         if others {
             let (sender, other) = channel();
             engine
-                .embed(vec![long_text(), vec![50]], Box::new(move |r| sender.send(r).unwrap()))
+                .embed(0, vec![long_text(), vec![50]], Box::new(move |r| sender.send(r).unwrap()))
                 .unwrap();
             other.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
         }

@@ -250,7 +250,7 @@ fn texts_are_embedded_in_chunks_and_beside_others() {
     for path in MODELS {
         let embed = |engine: &Engine, texts: Vec<Vec<u32>>| {
             let (sender, result) = channel();
-            engine.embed(texts, Box::new(move |r| sender.send(r).unwrap())).unwrap();
+            engine.embed(0, texts, Box::new(move |r| sender.send(r).unwrap())).unwrap();
             result.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()
         };
         let texts: Vec<Vec<u32>> = (0..5).map(|n| nth(n, 0, 20 + 50 * n)).collect();

@@ -286,7 +286,7 @@ fn long_texts_are_embedded_with_the_pages_of_a_window() {
     for of in MODELS {
         let embed = |engine: &Engine, texts: Vec<Vec<u32>>| {
             let (sender, result) = channel();
-            engine.embed(texts, Box::new(move |r| sender.send(r).unwrap())).unwrap();
+            engine.embed(0, texts, Box::new(move |r| sender.send(r).unwrap())).unwrap();
             result.recv_timeout(Duration::from_secs(60)).unwrap().unwrap()
         };
         let texts: Vec<Vec<u32>> = [30, 90, 800, 333].map(|own| nth(own, 0, own)).to_vec();

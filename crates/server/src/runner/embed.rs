@@ -37,7 +37,7 @@ impl Preparer {
                 Err(error) => Event::Error(to_api_error(error)),
             });
         };
-        self.record_request(&handle, self.generator.embed(inputs, Box::new(on_done)))
+        self.record_request(&handle, self.generator.embed(handle.client, inputs, Box::new(on_done)))
     }
 
     /// Returns the tokens of a text, and how many were cut. A text that is too long loses tokens at

@@ -177,18 +177,28 @@ pub trait Generator: Send + Sync {
     /// Tells the engine that a sink that was not ready may be ready now.
     fn wake(&self) {}
 
-    /// Starts the embedding of token lists, with the pooling of the model.
+    /// Starts the embedding of token lists of a client, with the pooling of the model.
     ///
     /// # Errors
     /// An input is empty or longer than the context, or the engine has stopped.
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError>;
+    fn embed(
+        &self,
+        client: u64,
+        inputs: Vec<Vec<u32>>,
+        done: EmbedCallback,
+    ) -> Result<u64, EngineError>;
 
     /// Starts the scoring of query–document pairs, each in one list of tokens.
     /// [`Generator::cancel`] ends it.
     ///
     /// # Errors
     /// A pair is empty or longer than the context, or the engine has stopped.
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError>;
+    fn rank(
+        &self,
+        client: u64,
+        pairs: Vec<Vec<u32>>,
+        done: RerankCallback,
+    ) -> Result<u64, EngineError>;
 
     /// Returns the present memory use, load and counters.
     fn heartbeat(&self) -> Heartbeat;

@@ -423,12 +423,22 @@ impl Generator for LocalGenerator {
         self.engine.wake();
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
-        self.engine.embed(inputs, done).map(|id| id.0)
+    fn embed(
+        &self,
+        client: u64,
+        inputs: Vec<Vec<u32>>,
+        done: EmbedCallback,
+    ) -> Result<u64, EngineError> {
+        self.engine.embed(client, inputs, done).map(|id| id.0)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
-        self.engine.rank(pairs, done).map(|id| id.0)
+    fn rank(
+        &self,
+        client: u64,
+        pairs: Vec<Vec<u32>>,
+        done: RerankCallback,
+    ) -> Result<u64, EngineError> {
+        self.engine.rank(client, pairs, done).map(|id| id.0)
     }
 
     fn heartbeat(&self) -> Heartbeat {

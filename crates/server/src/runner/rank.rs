@@ -74,7 +74,7 @@ impl Preparer {
                 Err(error) => Event::Error(to_api_error(error)),
             });
         };
-        self.record_request(&handle, self.generator.rank(inputs, Box::new(on_done)))
+        self.record_request(&handle, self.generator.rank(handle.client, inputs, Box::new(on_done)))
     }
 }
 

@@ -399,12 +399,22 @@ impl Generator for ScriptedModel {
         self.model.cancel(request);
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
-        self.model.embed(inputs, done)
+    fn embed(
+        &self,
+        client: u64,
+        inputs: Vec<Vec<u32>>,
+        done: EmbedCallback,
+    ) -> Result<u64, EngineError> {
+        self.model.embed(client, inputs, done)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
-        self.model.rank(pairs, done)
+    fn rank(
+        &self,
+        client: u64,
+        pairs: Vec<Vec<u32>>,
+        done: RerankCallback,
+    ) -> Result<u64, EngineError> {
+        self.model.rank(client, pairs, done)
     }
 
     fn heartbeat(&self) -> Heartbeat {

@@ -63,7 +63,7 @@ fn once(engine: &Engine, texts: &[Vec<u32>]) -> Result<()> {
         // The receiver waits for the answer, so the send cannot fail.
         let _ = sender.send(vectors);
     });
-    engine.embed(texts.to_vec(), done)?;
+    engine.embed(0, texts.to_vec(), done)?;
     let vectors = receiver.recv().context("the engine has stopped")??;
     if vectors.len() != texts.len() {
         bail!("{} texts have {} embeddings", texts.len(), vectors.len());

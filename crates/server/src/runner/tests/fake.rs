@@ -375,13 +375,23 @@ impl Generator for FakeEngine {
         }
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
+    fn embed(
+        &self,
+        client: u64,
+        inputs: Vec<Vec<u32>>,
+        done: EmbedCallback,
+    ) -> Result<u64, EngineError> {
         self.check()?;
         done(Ok(inputs.iter().map(|input| vec![input.len() as f32, 1.0]).collect()));
         Ok(0)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
+    fn rank(
+        &self,
+        client: u64,
+        pairs: Vec<Vec<u32>>,
+        done: RerankCallback,
+    ) -> Result<u64, EngineError> {
         self.check()?;
         self.fake.ranked.fetch_add(pairs.len() as u64, Ordering::Relaxed);
         done(Ok(pairs.iter().map(|pair| pair.len() as f32 / 100.0).collect()));
