@@ -82,6 +82,11 @@ impl EmbedQueue {
         self.requests.push_back(request);
     }
 
+    /// Clients that have requests.
+    pub fn clients(&self) -> impl Iterator<Item = u64> {
+        self.requests.iter().map(|request| request.client)
+    }
+
     /// Sorts the requests, least-served client first. The order within a client stays.
     fn sort_by_share(&mut self) {
         if self.served.len() > 1 {

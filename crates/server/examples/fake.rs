@@ -186,12 +186,12 @@ impl Generator for ClockGenerator {
         }
     }
 
-    fn embed(&self, _: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
+    fn embed(&self, _: u64, _: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
         done(Err(EngineError::CannotEmbed));
         Ok(0)
     }
 
-    fn rank(&self, _: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
+    fn rank(&self, _: u64, _: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         done(Err(EngineError::CannotRank));
         Ok(0)
     }

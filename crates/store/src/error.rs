@@ -40,6 +40,10 @@ pub enum StoreError {
         folder.display()
     )]
     Unresponsive { folder: PathBuf },
+    #[error(
+        "no space for uploads: the disk has {free} bytes free, and uploads leave {reserved} bytes free; remove models with `puna rm`"
+    )]
+    NoSpace { free: u64, reserved: u64 },
     #[error("blob {0} is not in the store: upload it first")]
     BlobMissing(Digest),
     #[error(

@@ -1,18 +1,20 @@
 //! The engine loop. Each round has three phases: the scheduler plans a step, the executor runs it,
 //! and its results are sampled and sent to the clients.
 
+mod embed_turn;
 mod emit;
 mod execute;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use puna_tokenizer::Tokenizer;
 
+use self::embed_turn::EmbedTurn;
 use crate::diffusion::{DiffusionSequence, DiffusionSequences};
 use crate::embed_queue::{EmbedQueue, EmbedRequest};
 use crate::executor::ModelExecutor;
@@ -51,6 +53,7 @@ pub struct EngineLoop {
     generations: HashMap<RequestId, Generation>,
     diffusion: DiffusionSequences,
     embeds: EmbedQueue,
+    embed_turn: EmbedTurn,
     speculator: Speculator,
 }
 
@@ -70,6 +73,7 @@ impl EngineLoop {
             generations: HashMap::new(),
             diffusion: DiffusionSequences::default(),
             embeds: EmbedQueue::default(),
+            embed_turn: EmbedTurn::default(),
             speculator,
         }
     }
@@ -77,8 +81,10 @@ impl EngineLoop {
     /// Runs until the stop command, or until all command senders are gone.
     pub fn run(mut self, commands: &Receiver<Command>) {
         while self.handle_commands(commands) {
+            let start = Instant::now();
             let generated = self.generate();
-            let embedded = self.embeds.step(&mut self.scheduler, &mut self.executor);
+            self.embed_turn.record_generation(start.elapsed());
+            let embedded = (!generated || self.embed_turn.is_due()) && self.embed();
             let denoised = self.denoise();
             self.publish_stats();
             let progressed = generated || embedded || denoised;
@@ -144,6 +150,16 @@ impl EngineLoop {
             }
         }
         plan
+    }
+
+    /// Runs a step of embeddings. Returns whether there was work.
+    fn embed(&mut self) -> bool {
+        let generating: HashSet<u64> = self.scheduler.running().iter().map(|s| s.client).collect();
+        let embedding: HashSet<u64> = self.embeds.clients().collect();
+        let start = Instant::now();
+        let embedded = self.embeds.step(&mut self.scheduler, &mut self.executor);
+        self.embed_turn.record_embedding(start.elapsed(), &generating, &embedding);
+        embedded
     }
 
     /// Runs a denoising step. Returns whether there was work.

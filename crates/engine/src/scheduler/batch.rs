@@ -100,8 +100,12 @@ impl Scheduler {
             return usize::MAX;
         }
         let fewest = counts.values().min().copied().unwrap_or(1);
+        let least = clients * fewest;
+        if self.decode_cost.is_probe_due() {
+            return least;
+        }
         let slowest = clients as f64 * self.decode_cost.ratio(fewest);
-        self.decode_cost.rows_within(slowest).max(clients * fewest)
+        self.decode_cost.rows_within(slowest).max(least)
     }
 
     /// Adds prompt rows, least-served client first.

@@ -5,8 +5,14 @@
 const DECAY: f64 = 0.97;
 /// Time of a further row before any measurement, as a part of the time of a step of one row.
 const DEFAULT_ROW_SHARE: f64 = 0.1;
-/// Least variance of the numbers of rows from which the time of a row is computed.
-const MIN_VARIANCE: f64 = 0.5;
+/// Least standard deviation of the numbers of rows from which the time of a row is computed, as a
+/// part of their mean. Of nearly equal steps, other load decides which takes longer.
+const MIN_DEVIATION: f64 = 0.1;
+/// Least variance of the numbers of rows.
+const MIN_VARIANCE: f64 = 0.3;
+/// Number of steps of which one has few rows, so that the time of a row is measured even if the
+/// number of sequences never changes.
+const PROBE_INTERVAL: u64 = 16;
 /// Largest accepted time relative to the estimate; longer steps come from other load.
 const MAX_RATIO: f64 = 3.0;
 
@@ -20,6 +26,7 @@ pub struct DecodeCost {
     rows_by_seconds: f64,
     /// Time of a further row, as a part of the time of a step of one row: 0 to 1.
     row_share: f64,
+    steps: u64,
 }
 
 impl Default for DecodeCost {
@@ -31,6 +38,7 @@ impl Default for DecodeCost {
             rows_squared: 0.0,
             rows_by_seconds: 0.0,
             row_share: DEFAULT_ROW_SHARE,
+            steps: 0,
         }
     }
 }
@@ -42,6 +50,7 @@ impl DecodeCost {
             Some(expected) => seconds.min(MAX_RATIO * expected),
             None => seconds,
         };
+        self.steps += 1;
         let rows = rows as f64;
         for (sum, value) in [
             (&mut self.weight, 1.0),
@@ -52,14 +61,20 @@ impl DecodeCost {
         ] {
             *sum = DECAY * *sum + value;
         }
-        let variance = self.rows_squared / self.weight - (self.rows / self.weight).powi(2);
-        if variance >= MIN_VARIANCE {
+        let mean = self.rows / self.weight;
+        let variance = self.rows_squared / self.weight - mean * mean;
+        if variance >= MIN_VARIANCE.max((MIN_DEVIATION * mean).powi(2)) {
             let slope = (self.rows_by_seconds - self.rows * self.seconds / self.weight)
                 / (variance * self.weight);
             let first = (self.seconds + slope * (self.weight - self.rows)) / self.weight;
             let has_fixed_part = first > slope;
             self.row_share = if has_fixed_part { (slope / first).max(0.0) } else { 1.0 };
         }
+    }
+
+    /// Whether the next step should have few rows.
+    pub fn is_probe_due(&self) -> bool {
+        self.steps % PROBE_INTERVAL == PROBE_INTERVAL - 1
     }
 
     /// Time of a step relative to a step of one row.
@@ -77,8 +92,8 @@ impl DecodeCost {
 
     /// Largest number of rows of a step that takes at most `ratio` times as long as one row.
     pub fn rows_within(&self, ratio: f64) -> usize {
-        // A cast of a float saturates.
-        1 + ((ratio - 1.0).max(0.0) / self.row_share) as usize
+        // A cast of a float saturates, and of 0 / 0 is 0.
+        (((ratio - 1.0).max(0.0) / self.row_share) as usize).saturating_add(1)
     }
 }
 
@@ -107,6 +122,14 @@ mod tests {
         (0..1000).for_each(|_| cost.record(3, 0.020));
         assert!((cost.ratio(3) - 2.0).abs() < 0.01, "{cost:?}");
         assert!((cost.seconds(3).unwrap() - 0.020).abs() < 0.001, "{cost:?}");
+    }
+
+    #[test]
+    fn steps_of_nearly_equal_size_tell_nothing() {
+        let mut cost = measured(&[(1, 0.010), (31, 0.310)]);
+        let noise = [(58, 0.7), (60, 0.5), (61, 0.4), (59, 0.6)];
+        noise.iter().cycle().take(1000).for_each(|&(rows, seconds)| cost.record(rows, seconds));
+        assert_eq!(cost.rows_within(2.0), 2, "{cost:?}");
     }
 
     #[test]

@@ -243,6 +243,23 @@ fn rows_that_cost_little_are_not_limited() {
 }
 
 #[test]
+fn some_steps_have_few_rows_so_that_the_time_of_a_row_is_known() {
+    let mut scheduler = two_decoding_clients(|_| 1.0);
+    let counts: Vec<_> = (0..32)
+        .map(|_| {
+            let rows = step(&mut scheduler).len();
+            scheduler.record_decode(rows, rows as f64);
+            rows
+        })
+        .collect();
+    assert!(counts.contains(&9) && counts.contains(&2), "{counts:?}");
+    assert!(
+        counts[24..].iter().all(|rows| *rows < 9),
+        "the rows turned out to cost time: {counts:?}"
+    );
+}
+
+#[test]
 fn a_client_alone_has_all_its_rows() {
     let mut scheduler = two_decoding_clients(|rows| rows as f64);
     scheduler.remove(RequestId(9));

@@ -25,6 +25,7 @@ use crate::api::openai::responses::ResponseStore;
 use crate::canonical::ApiError;
 use crate::config::Config;
 use crate::metrics::ServerMetrics;
+use crate::models::blob_access::UploadedBlobs;
 use crate::models::manager::{ModelManager, RunnerTimeouts};
 use crate::models::memory_plans::MemoryPlans;
 use crate::models::names::Name;
@@ -55,6 +56,7 @@ struct Inner {
     launcher: Arc<dyn Launcher>,
     /// Memory plans of stored models, made without loading them.
     plans: MemoryPlans,
+    uploaded_blobs: UploadedBlobs,
 }
 
 /// Cached response that lists all models. It is valid while the store returns the same list.
@@ -103,6 +105,7 @@ impl App {
         );
         let (mirror, tags_cache, plans) =
             (OnceLock::new(), TagsCache::default(), MemoryPlans::default());
+        let uploaded_blobs = UploadedBlobs::default();
         Ok(Self(Arc::new(Inner {
             config,
             store,
@@ -117,6 +120,7 @@ impl App {
             tags_cache,
             launcher,
             plans,
+            uploaded_blobs,
         })))
     }
 
@@ -147,6 +151,11 @@ impl App {
     /// Starts runner processes, and plans a model's memory without one.
     pub(crate) fn launcher(&self) -> &Arc<dyn Launcher> {
         &self.0.launcher
+    }
+
+    /// Blobs that limited callers have uploaded.
+    pub(crate) fn uploaded_blobs(&self) -> &UploadedBlobs {
+        &self.0.uploaded_blobs
     }
 
     /// Memory plans of stored models.

@@ -64,6 +64,11 @@ impl Caller {
         CALLER.scope(self, answer).await
     }
 
+    /// Patterns of the caller's namespaces; empty permits all.
+    pub(crate) fn namespaces(&self) -> Arc<[String]> {
+        self.namespaces.clone()
+    }
+
     /// Whether the caller is limited to namespaces.
     pub(crate) fn is_confined(&self) -> bool {
         !self.namespaces.is_empty()

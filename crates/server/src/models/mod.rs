@@ -7,6 +7,7 @@
 //! - [`registry`] has the settings of the registry client;
 //! - [`cleanup`] removes the remains of interrupted work from the store.
 
+pub(crate) mod blob_access;
 pub(crate) mod cleanup;
 mod context_window;
 pub(crate) mod manager;

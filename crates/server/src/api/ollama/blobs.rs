@@ -8,9 +8,14 @@ use puna_store::{Digest, StoreError};
 use tokio::sync::mpsc;
 
 use crate::app::{App, store_error};
+use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
 use crate::http::{BodyReader, ErrorResponse, Native};
 
+/// Bytes of the disk that uploads leave free.
+const MIN_FREE_BYTES: u64 = 256 << 20;
+/// Bytes between two checks of the free disk space.
+const FREE_SPACE_CHECK_BYTES: usize = 64 << 20;
 /// Number of pieces of an upload that may wait for the disk.
 const CHANNEL_PIECES: usize = 16;
 
@@ -20,7 +25,8 @@ pub(crate) async fn head(
     Path(digest): Path<String>,
 ) -> Result<Response, ErrorResponse<Native>> {
     let parsed = parse(&digest)?;
-    match app.store(move |store| store.has_blob(&parsed)).await? {
+    let has_blob = is_visible(&app, parsed).await?;
+    match has_blob {
         true => Ok(StatusCode::OK.into_response()),
         false => Err(ApiError::not_found(format!("blob {digest:?} not found")).into()),
     }
@@ -34,17 +40,33 @@ pub(crate) async fn upload(
 ) -> Result<Response, ErrorResponse<Native>> {
     let digest = parse(&digest)?;
     // The upload replaces a damaged blob.
-    if app.store(move |store| store.verify_blob(&digest).is_ok()).await? {
-        return Ok(StatusCode::OK.into_response());
+    if is_visible(&app, digest.clone()).await? {
+        let present = digest.clone();
+        if app.store(move |store| store.verify_blob(&present).is_ok()).await? {
+            return Ok(StatusCode::OK.into_response());
+        }
     }
+    let uploaded = digest.clone();
     let (pieces, received) = mpsc::channel(CHANNEL_PIECES);
     let stored = app.store(move |store| write_blob(store, received, &digest));
     let (sent, stored) = tokio::join!(send_body(request, pieces), stored);
     sent?;
     match stored? {
-        Ok(()) => Ok(StatusCode::CREATED.into_response()),
+        Ok(()) => {
+            app.uploaded_blobs().record(&Caller::current(), &uploaded);
+            Ok(StatusCode::CREATED.into_response())
+        }
         Err(error) => Err(store_error(&error).into()),
     }
+}
+
+/// Whether the store has a blob, and the caller may know it.
+async fn is_visible(app: &App, digest: Digest) -> Result<bool, ApiError> {
+    let (caller, work) = (Caller::current(), app.clone());
+    let visible = app.store(move |store| {
+        Ok(store.has_blob(&digest) && work.uploaded_blobs().is_visible(store, &caller, &digest)?)
+    });
+    visible.await?.map_err(|error: StoreError| store_error(&error))
 }
 
 fn parse(digest: &str) -> Result<Digest, ApiError> {
@@ -64,15 +86,33 @@ async fn send_body(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<
     Ok(())
 }
 
+/// Fails if the disk is nearly full, so that one client's uploads leave space for other work.
+fn check_free_space(store: &puna_store::Store) -> Result<(), StoreError> {
+    match store.free_bytes() {
+        Some(free) if free < MIN_FREE_BYTES => {
+            Err(StoreError::NoSpace { free, reserved: MIN_FREE_BYTES })
+        }
+        _ => Ok(()),
+    }
+}
+
 fn write_blob(
     store: &puna_store::Store,
     mut from: mpsc::Receiver<Option<Bytes>>,
     digest: &Digest,
 ) -> Result<(), StoreError> {
     let mut writer = store.blob_writer()?;
+    let mut unchecked = FREE_SPACE_CHECK_BYTES;
     while let Some(piece) = from.blocking_recv() {
         match piece {
-            Some(bytes) => writer.write(&bytes)?,
+            Some(bytes) => {
+                unchecked += bytes.len();
+                if unchecked >= FREE_SPACE_CHECK_BYTES {
+                    check_free_space(store)?;
+                    unchecked = 0;
+                }
+                writer.write(&bytes)?;
+            }
             None => return writer.finish(Some(digest)).map(drop),
         }
     }

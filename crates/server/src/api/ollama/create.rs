@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use puna_api::native::{CreateRequest, Progress};
 use puna_registry::OutgoingAccess;
-use puna_store::{CreateHooks, ModelName, ModelRef, ModelSource, Store, StoreError};
+use puna_store::{CreateHooks, Digest, ModelName, ModelRef, ModelSource, Store, StoreError};
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
 
@@ -52,6 +52,7 @@ pub(crate) async fn create(
     let ranges = request.parameters.as_ref().map_or(Ok(()), puna_store::check_ranges);
     ranges.map_err(|e| ApiError::bad_request(e.to_string()))?;
     let request = store_request(request);
+    check_blobs(&app, &caller, &request).await?;
     if let Some(remote) = request.remote().map_err(|e| store_error(&e))? {
         app.remotes().check(&remote.host)?;
     }
@@ -89,6 +90,33 @@ async fn create_or_pull(
     }
     transfer::pull_model(app, &from, access, to).await?;
     try_create(app, &name, &request, to).await?.map_err(|e| create_failure(&e))
+}
+
+/// Permits the use of uploaded files. A blob that the caller may not know of is answered like one
+/// that does not exist.
+async fn check_blobs(
+    app: &App,
+    caller: &Caller,
+    request: &puna_store::CreateRequest,
+) -> Result<(), ApiError> {
+    let files = request.files.iter().chain([&request.adapters, &request.draft_files]);
+    let named = files.flat_map(|files| files.values());
+    // The store refuses what is no digest.
+    let digests: Vec<Digest> =
+        named.chain(&request.imatrix).filter_map(|digest| digest.parse().ok()).collect();
+    if !caller.is_confined() || digests.is_empty() {
+        return Ok(());
+    }
+    let (caller, work) = (caller.clone(), app.clone());
+    let checked = app.store(move |store| {
+        for digest in digests {
+            if !work.uploaded_blobs().is_visible(store, &caller, &digest)? {
+                return Err(StoreError::BlobMissing(digest));
+            }
+        }
+        Ok(())
+    });
+    checked.await?.map_err(|error| create_failure(&error))
 }
 
 /// Error of a base model that the API key may not use, or may not pull because it is not stored.

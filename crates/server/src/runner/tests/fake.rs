@@ -377,7 +377,7 @@ impl Generator for FakeEngine {
 
     fn embed(
         &self,
-        client: u64,
+        _: u64,
         inputs: Vec<Vec<u32>>,
         done: EmbedCallback,
     ) -> Result<u64, EngineError> {
@@ -386,12 +386,7 @@ impl Generator for FakeEngine {
         Ok(0)
     }
 
-    fn rank(
-        &self,
-        client: u64,
-        pairs: Vec<Vec<u32>>,
-        done: RerankCallback,
-    ) -> Result<u64, EngineError> {
+    fn rank(&self, _: u64, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         self.check()?;
         self.fake.ranked.fetch_add(pairs.len() as u64, Ordering::Relaxed);
         done(Ok(pairs.iter().map(|pair| pair.len() as f32 / 100.0).collect()));
