@@ -152,3 +152,35 @@ async fn sources_of_other_namespaces_are_neither_copied_nor_pulled() {
     let delete = json!({"model": "cria"});
     assert_eq!(shared.call(&shared.bob, "DELETE", "/api/delete", &delete).await.status, 403);
 }
+
+#[tokio::test]
+async fn blobs_of_other_namespaces_cannot_be_guessed_or_used() {
+    let shared = SharedServer::new().await;
+    let secret = format!("sha256:{}", puna_store::Digest::of(SECRET.as_bytes()).hex());
+    let path = format!("/api/blobs/{secret}");
+    let send = async |key: &str, method: &str, content: &str| {
+        let request = Request::builder().method(method).uri(&path).header("x-api-key", key);
+        shared.server.send(request.body(Body::from(content.to_owned())).unwrap()).await.status
+    };
+    assert_eq!(send(&shared.admin, "HEAD", "").await, 200);
+    // The models of bob and anna have the same system prompt.
+    assert_eq!(send(&shared.bob, "HEAD", "").await, 200);
+    let delete = json!({"model": "bob/own"});
+    assert_eq!(shared.call(&shared.bob, "DELETE", "/api/delete", &delete).await.status, 200);
+    assert_eq!(send(&shared.bob, "HEAD", "").await, 404);
+    let create = |files: Value| json!({"model": "bob/new", "files": files, "stream": false});
+    let files = create(json!({"model.gguf": secret}));
+    let hidden = shared.call(&shared.bob, "POST", "/api/create", &files).await;
+    let absent = create(json!({"model.gguf": format!("sha256:{}", "0".repeat(64))}));
+    let absent = shared.call(&shared.bob, "POST", "/api/create", &absent).await;
+    assert_eq!((hidden.status, absent.status), (StatusCode::BAD_REQUEST, StatusCode::BAD_REQUEST));
+    let digest = secret.trim_start_matches("sha256:");
+    assert_eq!(hidden.body.replace(digest, &"0".repeat(64)), absent.body);
+    // Who has the content may use it, and is answered as for a new blob.
+    assert_eq!(send(&shared.bob, "POST", "wrong").await, 400);
+    assert_eq!(send(&shared.bob, "HEAD", "").await, 404);
+    assert_eq!(send(&shared.bob, "POST", SECRET).await, 201);
+    assert_eq!(send(&shared.bob, "HEAD", "").await, 200);
+    let uploaded = shared.call(&shared.bob, "POST", "/api/create", &files).await;
+    assert!(!uploaded.body.contains("is not in the store"), "{}", uploaded.body);
+}
