@@ -64,6 +64,7 @@ pub(crate) async fn find_model(app: &App, given: &str) -> Result<(Name, Arc<Mode
 /// Fails if the newest turn has an image that the model does not accept or that cannot be fetched.
 pub(crate) async fn fetch_images(
     app: &App,
+    client: Client,
     model: &str,
     places: Vec<ImageUrl<'_>>,
 ) -> Result<(), ApiError> {
@@ -74,7 +75,7 @@ pub(crate) async fn fetch_images(
     if check_images(&model, 1).is_err() {
         return Ok(());
     }
-    links.fetch_all(places).await
+    links.fetch_all(client.number, places).await
 }
 
 /// A checked request and its loaded model.

@@ -17,7 +17,8 @@ use puna_api::json::{MAX_VALUES, SyntaxError};
 use ruzstd::decoding::StreamingDecoder;
 use serde::de::DeserializeOwned;
 
-use super::body_budget::{BODY_BUDGET_BYTES, BodyBudget, BodyReservation, hold_reservation};
+use super::body_budget::{BodyBudget, BodyReservation, SINGLE_REQUEST_BYTES, hold_reservation};
+use super::client::Client;
 use super::header_list::list_value;
 use super::{ErrorFormat, ErrorResponse};
 use crate::canonical::ApiError;
@@ -61,7 +62,7 @@ const JSON_VALUE_BYTES: usize = 64;
 const TEXT_COPIES: usize = 2;
 
 const _: () = assert!(
-    MAX_BODY_BYTES * (1 + TEXT_COPIES) + MAX_VALUES * JSON_VALUE_BYTES <= BODY_BUDGET_BYTES,
+    MAX_BODY_BYTES * (1 + TEXT_COPIES) + MAX_VALUES * JSON_VALUE_BYTES <= SINGLE_REQUEST_BYTES,
     "the largest body must fit"
 );
 
@@ -196,8 +197,9 @@ impl RequestBody {
 /// Reads the whole body within the limits, and decompresses it according to `Content-Encoding`.
 pub(crate) async fn read_body(request: Request<Body>) -> Result<RequestBody, ApiError> {
     let encoding = request.headers().get(CONTENT_ENCODING).cloned();
-    let mut reservation =
-        request.extensions().get::<BodyBudget>().cloned().unwrap_or_default().reservation();
+    let budget = request.extensions().get::<BodyBudget>().cloned().unwrap_or_default();
+    let client = request.extensions().get::<Client>().copied().unwrap_or_default();
+    let mut reservation = budget.reservation(client.number);
     let bytes = read_limited(request, MAX_BODY_BYTES, &mut reservation).await?;
     match encoding.as_ref().map(|encoding| encoding.to_str().unwrap_or("?")) {
         None | Some("" | "identity") => Ok(RequestBody { bytes, reservation }),
@@ -377,7 +379,7 @@ mod tests {
                 .status,
             400
         );
-        assert_eq!(budget.reservation().check_available((1 << 20) + (64 << 10)), Ok(()));
+        assert_eq!(budget.free_bytes(), 1 << 20);
         read_body(large()).await.unwrap();
     }
 
@@ -404,7 +406,7 @@ mod tests {
         };
         assert_eq!(decode(pack(2 << 20), true).await, 503);
         assert_eq!(decode(pack(300 << 10), true).await, 200);
-        assert_eq!(budget.reservation().check_available((1 << 20) + (64 << 10)), Ok(()));
+        assert_eq!(budget.free_bytes(), 1 << 20);
     }
 
     #[tokio::test]

@@ -128,13 +128,7 @@ impl ConnectionTable {
     /// Closes the connection that has been in its TLS handshake for longest, if that is at least
     /// `least`.
     pub(crate) fn close_oldest_handshake(&self, least: Duration) {
-        let mut state = lock(&self.0.state);
-        let handshakes = state.open.iter().filter(|(_, open)| open.in_handshake);
-        let oldest = handshakes.min_by_key(|(_, open)| open.idle_since);
-        let oldest = oldest.filter(|(_, open)| open.idle_since.elapsed() >= least);
-        if let Some(id) = oldest.map(|(id, _)| *id) {
-            state.close(id);
-        }
+        lock(&self.0.state).close_oldest_handshake(None, least);
     }
 }
 
@@ -150,6 +144,25 @@ impl TableState {
         let chosen = idle.min_by_key(|(_, open)| (usize::MAX - count(open), open.idle_since));
         let id = chosen.map(|(id, _)| *id);
         id.inspect(|id| self.close(*id)).is_some()
+    }
+
+    /// Closes the longest handshake of a client, or of all, if it has lasted `least`.
+    fn close_oldest_handshake(&mut self, owner: Option<ConnectionOwner>, least: Duration) {
+        let handshakes = self.handshakes(owner);
+        let oldest = handshakes.min_by_key(|(_, open)| open.idle_since);
+        let oldest = oldest.filter(|(_, open)| open.idle_since.elapsed() >= least);
+        if let Some(id) = oldest.map(|(id, _)| *id) {
+            self.close(id);
+        }
+    }
+
+    /// Connections of a client, or of all, that are in their TLS handshake.
+    fn handshakes(
+        &self,
+        owner: Option<ConnectionOwner>,
+    ) -> impl Iterator<Item = (&u64, &OpenConnection)> {
+        let is_of = move |open: &OpenConnection| owner.is_none_or(|owner| open.owner == owner);
+        self.open.iter().filter(move |(_, open)| open.in_handshake && is_of(open))
     }
 
     fn close(&mut self, id: u64) {
@@ -196,10 +209,26 @@ impl ConnectionSlot {
         self.0.close.notified().await;
     }
 
-    /// Marks the connection as being in its TLS handshake, or behind it.
-    pub(crate) fn set_in_handshake(&self, in_handshake: bool) {
+    /// Begins the TLS handshake of the connection, if its client has fewer than `share` in
+    /// progress. Otherwise closes the client's longest handshake if it has lasted `least`, and
+    /// returns false.
+    pub(crate) fn begin_handshake(&self, share: usize, least: Duration) -> bool {
+        let mut state = lock(&self.0.table.0.state);
+        let Some(owner) = state.open.get(&self.0.id).map(|open| open.owner) else { return false };
+        if state.handshakes(Some(owner)).count() >= share {
+            state.close_oldest_handshake(Some(owner), least);
+            return false;
+        }
+        if let Some(open) = state.open.get_mut(&self.0.id) {
+            (open.in_handshake, open.idle_since) = (true, Instant::now());
+        }
+        true
+    }
+
+    /// Marks the TLS handshake of the connection as complete.
+    pub(crate) fn finish_handshake(&self) {
         if let Some(open) = lock(&self.0.table.0.state).open.get_mut(&self.0.id) {
-            open.in_handshake = in_handshake;
+            open.in_handshake = false;
         }
     }
 
@@ -327,13 +356,31 @@ mod tests {
     fn a_stalled_handshake_is_closed() {
         let table = ConnectionTable::with_capacity(8);
         let slots: Vec<_> = (0..3).map(|_| table.admit(address(1)).unwrap()).collect();
-        slots[1..].iter().for_each(|slot| slot.set_in_handshake(true));
+        assert!(slots[1..].iter().all(|slot| slot.begin_handshake(8, Duration::ZERO)));
         table.close_oldest_handshake(Duration::from_secs(60));
         assert!(!slots.iter().any(is_closed));
         table.close_oldest_handshake(Duration::ZERO);
         assert_eq!(slots.iter().map(is_closed).collect::<Vec<_>>(), [false, true, false]);
-        slots[2].set_in_handshake(false);
+        slots[2].finish_handshake();
         table.close_oldest_handshake(Duration::ZERO);
         assert!(!is_closed(&slots[2]));
+    }
+
+    #[test]
+    fn handshakes_of_one_client_leave_half_of_the_slots_to_another() {
+        let table = ConnectionTable::with_capacity(16);
+        let first: Vec<_> = (0..5).map(|_| table.admit(address(1)).unwrap()).collect();
+        let begin = |slot: &ConnectionSlot, least| slot.begin_handshake(4, least);
+        let long = Duration::from_secs(60);
+        assert!(first[..4].iter().all(|slot| begin(slot, long)));
+        assert!(!begin(&first[4], long) && !first.iter().any(is_closed));
+        let other = table.admit(address(2)).unwrap();
+        assert!(begin(&other, long));
+        // A stalled handshake gives way to the next one of the same client only.
+        assert!(!begin(&first[4], Duration::ZERO) && is_closed(&first[0]));
+        assert!(begin(&first[4], long) && !is_closed(&other));
+        first[1].finish_handshake();
+        let sixth = table.admit(address(1)).unwrap();
+        assert!(begin(&sixth, long) && !begin(&first[0], long));
     }
 }

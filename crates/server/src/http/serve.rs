@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
 
 use super::connection_table::{ConnectionSlot, ConnectionTable};
 use super::file_limit::raise_open_file_limit;
@@ -35,6 +36,9 @@ const PRESSED_HEADER_READ_TIMEOUT: Duration =
 
 /// Time that a TLS handshake has, while other connections wait for one.
 const PRESSED_HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Maximum TLS handshakes of one client at a time; further ones wait.
+pub(crate) const CLIENT_HANDSHAKES: usize = MAX_HANDSHAKES / 2;
 
 /// Interval between looks for a free handshake slot.
 const HANDSHAKE_SLOT_INTERVAL: Duration = Duration::from_millis(20);
@@ -120,13 +124,16 @@ pub(crate) async fn run(
                         false => HEADER_READ_TIMEOUT,
                     },
                 };
-                puna_tasks::spawn(connection(
-                    stream,
-                    handshake_slot,
-                    config.tls.clone(),
-                    config.write_timeout,
-                    service,
-                ));
+                let handshake =
+                    handshake_slots.as_ref().zip(config.tls.as_ref()).map(|(slots, tls)| {
+                        Handshake {
+                            tls: tls.clone(),
+                            slots: slots.clone(),
+                            slot: handshake_slot,
+                            table: table.clone(),
+                        }
+                    });
+                puna_tasks::spawn(connection(stream, handshake, config.write_timeout, service));
             }
             Err(error) => {
                 // Usually the process is out of file descriptors, so an idle connection is closed.
@@ -219,23 +226,48 @@ async fn accept(
     Ok((stream, peer, slot))
 }
 
+/// What a connection needs for its TLS handshake.
+struct Handshake {
+    tls: Arc<Tls>,
+    slots: Arc<Semaphore>,
+    slot: Option<OwnedSemaphorePermit>,
+    table: ConnectionTable,
+}
+
+impl Handshake {
+    /// Performs the handshake, after the client has fewer than its share in progress.
+    async fn perform(
+        mut self,
+        stream: TcpStream,
+        write_timeout: Option<Duration>,
+        connection: &ConnectionSlot,
+    ) -> Option<TlsStream<WriteTimeoutStream<TcpStream>>> {
+        while !connection.begin_handshake(CLIENT_HANDSHAKES, PRESSED_HANDSHAKE_TIMEOUT) {
+            // Connections of other clients use the slot until then.
+            self.slot = None;
+            tokio::time::sleep(HANDSHAKE_SLOT_INTERVAL).await;
+        }
+        if self.slot.is_none() {
+            self.slot = handshake_slot(&self.slots, &self.table).await;
+        }
+        let stream = self.tls.accept(stream, write_timeout).await;
+        connection.finish_handshake();
+        stream
+    }
+}
+
 async fn connection(
     stream: TcpStream,
-    handshake_slot: Option<OwnedSemaphorePermit>,
-    tls: Option<Arc<Tls>>,
+    handshake: Option<Handshake>,
     write_timeout: Option<Duration>,
     service: ConnectionService,
 ) {
     let slot = service.slot.clone();
     let served = async {
-        match tls {
+        match handshake {
             None => service.serve(WriteTimeoutStream::new(stream, write_timeout)).await,
-            Some(tls) => {
-                service.slot.set_in_handshake(true);
-                let stream = tls.accept(stream, write_timeout).await;
-                drop(handshake_slot);
-                service.slot.set_in_handshake(false);
-                if let Some(stream) = stream {
+            Some(handshake) => {
+                if let Some(stream) = handshake.perform(stream, write_timeout, &slot).await {
                     service.serve(stream).await;
                 }
             }

@@ -41,6 +41,12 @@ pub(crate) struct ResponseLabels {
 /// Label of all paths without a route.
 pub(crate) const NO_ROUTE: &str = "other";
 
+/// Maximum number of models with metrics of their own. Clients that create models choose the names.
+const MAX_MODELS: usize = 10_000;
+
+/// Label of all models beyond [`MAX_MODELS`].
+const OTHER_MODELS: &str = "other";
+
 impl ServerMetrics {
     /// Starts counting a request; `route` is the pattern of its route.
     pub(crate) fn start_request(
@@ -59,12 +65,13 @@ impl ServerMetrics {
         PendingResponse { metrics: self.clone(), labels }
     }
 
-    /// Metrics of a stored model.
+    /// Metrics of a stored model. Models beyond [`MAX_MODELS`] count together.
     pub(crate) fn model(&self, model: &str) -> Arc<ModelMetrics> {
         let mut models = lock(&self.models);
         if let Some(found) = models.get(model) {
             return found.clone();
         }
+        let model = if models.len() < MAX_MODELS { model } else { OTHER_MODELS };
         models.entry(model.to_owned()).or_default().clone()
     }
 
@@ -363,6 +370,16 @@ mod tests {
 
     fn outcomes(model: &ModelMetrics) -> [u64; 3] {
         Outcome::ALL.map(|outcome| model.outcome_count(outcome))
+    }
+
+    #[test]
+    fn models_of_one_client_do_not_take_the_metrics_of_another() {
+        let metrics = ServerMetrics::default();
+        let other = metrics.model("other-client/m");
+        (0..MAX_MODELS + 10).for_each(|i| drop(metrics.model(&format!("greedy/{i}"))));
+        assert!(Arc::ptr_eq(&metrics.model("other-client/m"), &other));
+        assert_eq!(metrics.models().len(), MAX_MODELS + 1);
+        assert!(Arc::ptr_eq(&metrics.model("greedy/last"), &metrics.model(OTHER_MODELS)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Small utilities without a better home.
 
 pub(crate) mod bounded_channel;
+pub(crate) mod client_slots;
 #[cfg(test)]
 pub(crate) mod generated_file;
 pub(crate) mod lock;

@@ -36,7 +36,7 @@ pub(crate) async fn messages(
     let (model, stream, render_only) =
         (request.model.clone(), request.stream, request.debug_render_only);
     let encoder = move |()| MessagesEncoder::new(model, stop, searches);
-    let (name, model, request) = check_request(&app, request).await?;
+    let (name, model, request) = check_request(&app, client, request).await?;
     let key = (!render_only).then(|| key(&model));
     let task_app = app.clone();
     let started = async move {
@@ -56,7 +56,7 @@ pub(crate) async fn count_tokens(
     client: Client,
     Json(request, _): Json<Anthropic, MessagesRequest>,
 ) -> Result<Response, ErrorResponse<Anthropic>> {
-    let (name, model, request) = check_request(&app, request).await?;
+    let (name, model, request) = check_request(&app, client, request).await?;
     let input_tokens = chat::prepare(&app, client, request, &name, &model).await?.count().await?;
     Ok(json_plain(StatusCode::OK, &CountResponse { input_tokens }))
 }
@@ -64,6 +64,7 @@ pub(crate) async fn count_tokens(
 /// Checks a request; returns the model and the canonical request.
 async fn check_request(
     app: &App,
+    client: Client,
     mut request: MessagesRequest,
 ) -> Result<(Name, Arc<puna_store::Model>, GenerationRequest), ApiError> {
     if request.model.is_empty() {
@@ -72,7 +73,8 @@ async fn check_request(
     check_thread(request.thread.as_ref())?;
     let contents = request.messages.iter_mut();
     let contents = contents.map(|message| (Author::of_role(&message.role), &mut message.content));
-    chat::fetch_images(app, &request.model, image_urls::in_anthropic(contents.collect())).await?;
+    chat::fetch_images(app, client, &request.model, image_urls::in_anthropic(contents.collect()))
+        .await?;
     let thinking_fields = wishes_to_think(&request);
     let mut request = to_request(request)?;
     let (name, model) = chat::find_model(app, &request.model).await?;

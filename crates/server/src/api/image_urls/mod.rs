@@ -16,13 +16,13 @@ use std::time::Duration;
 use puna_registry::OutgoingPolicy;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, LOCATION};
 use reqwest::{Client, Response, Url};
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 pub(crate) use locations::{Author, ImageUrl, MessageContent, in_anthropic, in_openai};
 
 use crate::canonical::ApiError;
 use crate::config::Config;
+use crate::util::client_slots::ClientSlots;
 
 /// Maximum bytes of an image.
 const MAX_IMAGE_BYTES: usize = 20 << 20;
@@ -49,6 +49,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum concurrent fetches of all requests.
 const MAX_CONCURRENT_FETCHES: usize = 8;
+
+/// Maximum concurrent fetches of one client.
+const MAX_CLIENT_FETCHES: usize = MAX_CONCURRENT_FETCHES / 2;
 
 /// Maximum characters of a URL in error messages.
 const MAX_SHOWN_CHARS: usize = 100;
@@ -92,7 +95,7 @@ pub(crate) enum ImageUrlError {
 /// Fetches images.
 pub(crate) struct ImageFetcher {
     policy: OutgoingPolicy,
-    fetch_slots: Semaphore,
+    fetch_slots: ClientSlots,
     tls: rustls::ClientConfig,
 }
 
@@ -112,15 +115,23 @@ impl ImageFetcher {
     }
 
     fn with(policy: OutgoingPolicy, tls: rustls::ClientConfig) -> Self {
-        Self { policy, fetch_slots: Semaphore::new(MAX_CONCURRENT_FETCHES), tls }
+        Self {
+            policy,
+            fetch_slots: ClientSlots::new(MAX_CONCURRENT_FETCHES, MAX_CLIENT_FETCHES),
+            tls,
+        }
     }
 
-    /// Fetches images one after the other and replaces their URLs. URLs of earlier turns remain if
-    /// their images cannot be fetched.
+    /// Fetches images of a client one after the other and replaces their URLs. URLs of earlier
+    /// turns remain if their images cannot be fetched.
     ///
     /// # Errors
     /// An image of the newest turn cannot be fetched, or there are too many.
-    pub(crate) async fn fetch_all(&self, urls: Vec<ImageUrl<'_>>) -> Result<(), ApiError> {
+    pub(crate) async fn fetch_all(
+        &self,
+        client: u64,
+        urls: Vec<ImageUrl<'_>>,
+    ) -> Result<(), ApiError> {
         let (newest, earlier): (Vec<_>, Vec<_>) = urls.into_iter().partition(ImageUrl::is_newest);
         let Some(rest) = MAX_IMAGES.checked_sub(newest.len()) else {
             return Err(ApiError::bad_request(format!(
@@ -135,7 +146,8 @@ impl ImageFetcher {
             if !url.is_newest() && !is_earlier {
                 (is_earlier, end) = (true, end.min(Instant::now() + EARLIER_TURNS_TIMEOUT));
             }
-            let image = timeout_at(end, self.fetch(url.url(), left.min(MAX_IMAGE_BYTES))).await;
+            let image =
+                timeout_at(end, self.fetch(client, url.url(), left.min(MAX_IMAGE_BYTES))).await;
             match image.unwrap_or(Err(ImageUrlError::Unreachable)) {
                 Ok(image) => {
                     left -= image.len();
@@ -152,9 +164,14 @@ impl ImageFetcher {
     }
 
     /// Fetches the image at a URL, of at most `max_bytes`.
-    async fn fetch(&self, text: &str, max_bytes: usize) -> Result<Vec<u8>, ImageUrlError> {
+    async fn fetch(
+        &self,
+        client: u64,
+        text: &str,
+        max_bytes: usize,
+    ) -> Result<Vec<u8>, ImageUrlError> {
         let fetched = timeout(IMAGE_TIMEOUT, async {
-            let _slot = self.fetch_slots.acquire().await;
+            let _slot = self.fetch_slots.acquire(client).await;
             self.follow(text, max_bytes).await
         });
         fetched.await.unwrap_or(Err(ImageUrlError::Unreachable))

@@ -87,7 +87,7 @@ fn fetcher(hosts: &[String]) -> ImageFetcher {
 }
 
 async fn fetch(fetcher: &ImageFetcher, url: &str) -> Result<Vec<u8>, ImageUrlError> {
-    fetcher.fetch(url, 1000).await
+    fetcher.fetch(0, url, 1000).await
 }
 
 #[tokio::test]
@@ -248,7 +248,7 @@ async fn images_replace_their_urls_and_other_urls_remain() {
             {"type": "image_url", "image_url": url}, {"type": "input_image", "image_url": url}, {"type": "image_url"}, 5])
     };
     let mut content = openai(&url);
-    fetcher.fetch_all(in_openai(vec![(Author::Other, &mut content)])).await.unwrap();
+    fetcher.fetch_all(0, in_openai(vec![(Author::Other, &mut content)])).await.unwrap();
     let mut want = openai(&inline);
     want[0]["text"] = json!(url);
     assert_eq!(content, want);
@@ -262,7 +262,7 @@ async fn images_replace_their_urls_and_other_urls_remain() {
             {"type": "tool_result", "content": [{"type": "image", "source": source}]}, {"type": "text", "text": "http://"}])
     };
     let mut content = messages(&source);
-    fetcher.fetch_all(in_anthropic(vec![(Author::Other, &mut content)])).await.unwrap();
+    fetcher.fetch_all(0, in_anthropic(vec![(Author::Other, &mut content)])).await.unwrap();
     assert_eq!(content, messages(&json!({"type": "base64", "data": data})));
 
     // Images of earlier turns are fetched after the images of the newest turn, if possible.
@@ -273,7 +273,7 @@ async fn images_replace_their_urls_and_other_urls_remain() {
         (Author::Assistant, &mut answer),
         (Author::Other, &mut newest),
     ];
-    fetcher.fetch_all(in_openai(contents)).await.unwrap();
+    fetcher.fetch_all(0, in_openai(contents)).await.unwrap();
     assert_eq!(
         (&earlier[0]["image_url"], &earlier[1]["image_url"]),
         (&json!(inline), &json!("http://inside.test/"))
@@ -282,10 +282,12 @@ async fn images_replace_their_urls_and_other_urls_remain() {
 
     let mut many = json!(vec![json!({"type": "image_url", "image_url": url}); MAX_IMAGES + 1]);
     let before = host.request_count();
-    let failure = fetcher.fetch_all(in_openai(vec![(Author::Other, &mut many)])).await.unwrap_err();
+    let failure =
+        fetcher.fetch_all(0, in_openai(vec![(Author::Other, &mut many)])).await.unwrap_err();
     assert_eq!((failure.status, host.request_count()), (400, before));
     let mut bad = json!([{"type": "image_url", "image_url": "http://inside.test/?token=a"}]);
-    let failure = fetcher.fetch_all(in_openai(vec![(Author::Other, &mut bad)])).await.unwrap_err();
+    let failure =
+        fetcher.fetch_all(0, in_openai(vec![(Author::Other, &mut bad)])).await.unwrap_err();
     assert!(
         failure.message.starts_with("image URL \"http://inside.test/?token=a\" cannot be fetched"),
         "{failure}"

@@ -39,7 +39,8 @@ pub(crate) async fn chat_completions(
 ) -> Result<Response, ErrorResponse<OpenAi>> {
     let contents = request.messages.iter_mut();
     let contents = contents.map(|message| (Author::of_role(&message.role), &mut message.content));
-    chat::fetch_images(&app, &request.model, image_urls::in_openai(contents.collect())).await?;
+    chat::fetch_images(&app, client, &request.model, image_urls::in_openai(contents.collect()))
+        .await?;
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let answers = openai::count("n", request.n)?;

@@ -31,7 +31,7 @@ pub(crate) async fn create(
     owner: Owner,
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, ErrorResponse<OpenAi>> {
-    let mut chat = to_chat(&app, &mut request, owner).await?;
+    let mut chat = to_chat(&app, client, &mut request, owner).await?;
     left_out(&request.tools).into_iter().for_each(record_ignored_field);
     let (name, model) = chat::find_model(&app, &request.model).await?;
     openai::set_defaults(&mut chat.options, &model, &[openai::TEMPERATURE]);
@@ -65,7 +65,7 @@ pub(crate) async fn input_tokens(
     owner: Owner,
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, ErrorResponse<OpenAi>> {
-    let chat = to_chat(&app, &mut request, owner).await?;
+    let chat = to_chat(&app, client, &mut request, owner).await?;
     let (name, model) = chat::find_model(&app, &request.model).await?;
     let input_tokens = chat::prepare(&app, client, chat, &name, &model).await?.count().await?;
     let answer = json!({"object": "response.input_tokens", "input_tokens": input_tokens});
@@ -75,6 +75,7 @@ pub(crate) async fn input_tokens(
 /// Converts the request to a canonical one and resolves references to stored items and responses.
 async fn to_chat(
     app: &App,
+    client: Client,
     request: &mut ResponsesRequest,
     owner: Owner,
 ) -> Result<GenerationRequest, ApiError> {
@@ -94,7 +95,8 @@ async fn to_chat(
         }
     }
     let contents = request.input.as_array_mut().into_iter().flatten().flat_map(item_contents);
-    chat::fetch_images(app, &request.model, image_urls::in_openai(contents.collect())).await?;
+    chat::fetch_images(app, client, &request.model, image_urls::in_openai(contents.collect()))
+        .await?;
     let chat = to_request(request, &earlier)?;
     // The input is part of `chat` now; the response repeats only the other fields.
     request.input = Value::Null;
