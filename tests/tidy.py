@@ -2,13 +2,15 @@
 """Checks the language and the structure of the sources: python3 tests/tidy.py [--list]
 
 The rules are those of CONTRIBUTING.md: type names are nouns of the field, comments are plain and at most 100
-columns wide, constants say their unit, files of a crate do not import each other in circles, and sentences of the
-manual are short. Exits with 1 and names file and line if a rule is broken. With --list it prints every counted
-paraphrase, too.
+columns wide, constants say their unit, files of a crate do not import each other in circles, sentences of the manual
+are short, and each table that clients share is described. Exits with 1 and names file and line if a rule is broken.
+With --list it prints every counted paraphrase, too.
 """
 import pathlib
 import re
 import sys
+
+import shared_tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -221,6 +223,7 @@ def main():
     check_names(say)
     check_circles(say)
     check_sentences(say)
+    print(f"shared tables: {shared_tables.check(ROOT, say)}")
     print(*broken, sep="\n", end="\n" if broken else "")
     print(f"{len(broken)} broken rules" if broken else "tidy")
     return 1 if broken else 0

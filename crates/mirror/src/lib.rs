@@ -40,6 +40,7 @@ mod pull_through;
 mod quota;
 mod retention;
 mod settings;
+mod shared_tables;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -61,6 +62,7 @@ pub use quota::{DEFAULT_QUOTA_OBJECTS, Quota};
 pub use retention::usage_log::UsageLog;
 pub use retention::{Removal, RetentionReport, Rule, apply_retention};
 pub use settings::Settings;
+pub use shared_tables::{SHARED_TABLES, TABLE_EXEMPTIONS};
 pub use storage::note_store::{NoteInfo, NoteStore};
 pub use storage::{
     Blob, BlobStore, ByteStream, FileStorage, InventoryScope, ManifestStore, ObjectInventory,
@@ -72,6 +74,7 @@ pub use types::name_error::NameError;
 pub use types::name_pattern::{check_namespace, matches_pattern as namespace_matches};
 pub use types::quota_unit::QuotaUnit;
 pub use types::repository::{Reference, Repository};
+pub use types::shared_table::{SharedTable, TableExemption, TableLimit};
 pub use types::storage_usage::{NamespaceUsages, StorageUsage, StoredUpload};
 pub use types::stored_object::{Owner, StoredObject, TagEntry};
 pub use types::upload_id::UploadId;

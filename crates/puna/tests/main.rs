@@ -5,3 +5,4 @@ mod architectures;
 mod cli;
 mod kit;
 mod server;
+mod shared_tables;

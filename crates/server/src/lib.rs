@@ -30,6 +30,7 @@ mod routes;
 pub mod runner;
 pub mod scheduler;
 mod script;
+pub mod shared_tables;
 mod util;
 mod version;
 

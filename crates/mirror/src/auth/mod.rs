@@ -7,4 +7,5 @@ pub(crate) mod permissions;
 
 pub(crate) use authenticator::{Authenticator, TOKEN_LIFETIME};
 pub(crate) use client_id::ClientId;
+pub(crate) use nonces::NONCES;
 pub use permissions::{Keys, NoKeys, Permission, Principal, RateLimit, RequestPermit};

@@ -7,11 +7,22 @@ use std::time::{Duration, Instant};
 
 use crate::error::{AuthenticationError, LimitReached, MirrorError, SignatureProblem};
 use crate::locks::lock;
+use crate::types::shared_table::{SharedTable, TableLimit};
 
 /// Largest number of remembered nonces of one key.
 pub(super) const MAX_NONCES_PER_KEY: usize = 5000;
 /// Largest length of a nonce in bytes.
 const MAX_NONCE_BYTES: usize = 128;
+
+/// Description of [`Nonces`].
+pub(crate) static NONCES: SharedTable = SharedTable {
+    name: "mirror: nonces of signed requests of 10 minutes",
+    holders: &["puna_mirror::auth::nonces::Nonces"],
+    limits: &[TableLimit::Rule("keys that exist")],
+    shares: &[TableLimit::Entries(MAX_NONCES_PER_KEY)],
+    when_full: "429 for this key",
+    test: "a_key_that_fills_its_share_does_not_affect_others",
+};
 
 /// Nonces by the name of their key.
 #[derive(Default)]

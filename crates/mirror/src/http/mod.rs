@@ -43,6 +43,7 @@ use crate::types::repository::{Reference, Repository};
 use recent_pulls::RecentPulls;
 
 pub use recent_pulls::ClientAddress;
+pub(crate) use recent_pulls::RECENT_PULLS;
 
 /// Header of every response that identifies the protocol version.
 const VERSION: (HeaderName, HeaderValue) = (

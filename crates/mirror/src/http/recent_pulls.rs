@@ -10,11 +10,22 @@ use axum::http::request::Parts;
 use crate::http::base_url::header_text;
 use crate::locks::lock;
 use crate::types::repository::Repository;
+use crate::types::shared_table::{SharedTable, TableLimit};
 
 /// Number of recent pulls that are remembered.
 const MAX_PULLS: usize = 50;
 /// Number of characters of address and user agent that are kept.
 const MAX_CLIENT_CHARS: usize = 80;
+
+/// Description of [`RecentPulls`].
+pub(crate) static RECENT_PULLS: SharedTable = SharedTable {
+    name: "mirror: recent pulls on the web page",
+    holders: &["puna_mirror::http::recent_pulls::RecentPulls"],
+    limits: &[TableLimit::Entries(MAX_PULLS)],
+    shares: &[TableLimit::Rule("none: the page only shows them")],
+    when_full: "the oldest is dropped",
+    test: "a_client_with_many_pulls_does_not_hide_the_next_of_another",
+};
 
 /// Address of the client of a connection. The server adds it to the request extensions.
 #[derive(Debug, Clone)]
@@ -58,5 +69,30 @@ impl RecentPulls {
     /// Returns all remembered pulls.
     pub(crate) fn all(&self) -> Vec<Pull> {
         lock(&self.0).iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+
+    #[test]
+    fn a_client_with_many_pulls_does_not_hide_the_next_of_another() {
+        let (pulls, name) = (RecentPulls::default(), Repository::parse("a/b").unwrap());
+        let record = |address: &str, tag: &str| {
+            let request = Request::new(());
+            let (mut head, ()) = request.into_parts();
+            head.extensions.insert(ClientAddress(address.to_owned()));
+            pulls.record(&head, &name, tag);
+        };
+        (0..10 * MAX_PULLS).for_each(|_| record("192.0.2.1", "many"));
+        record("192.0.2.2", "one");
+        let all = pulls.all();
+        assert_eq!(
+            (all.len(), all[0].tag.as_str(), all[0].client.as_str()),
+            (MAX_PULLS, "one", "192.0.2.2")
+        );
     }
 }

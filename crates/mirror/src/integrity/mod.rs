@@ -28,6 +28,7 @@ use crate::auth::ClientId;
 use crate::error::MirrorError;
 use crate::locks::lock;
 use crate::storage::fs::registry_dir::{self, RegistryDir, none_if_absent};
+use crate::types::shared_table::{SharedTable, TableLimit};
 use check_queue::CheckQueue;
 pub(crate) use file_check::{BlobFile, PendingCheck};
 use file_check::{CheckOutcome, FileCheck, ReadAt, read_some_at};
@@ -41,6 +42,16 @@ const RECHECK_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 /// Largest number of checking threads.
 const MAX_THREADS: usize = 4;
+
+/// Description of the integrity checks.
+pub(crate) static BLOB_CHECKS: SharedTable = SharedTable {
+    name: "mirror: integrity checks of served blobs",
+    holders: &["puna_mirror::integrity::Inner"],
+    limits: &[TableLimit::Entries(MAX_REMEMBERED_FILES)],
+    shares: &[TableLimit::Rule("clients take turns")],
+    when_full: "old results are dropped; the blob is checked again",
+    test: "clients_take_turns",
+};
 
 /// Parameters of the checks.
 #[derive(Debug, Clone, Copy)]

@@ -33,6 +33,7 @@ use crate::storage::note_store::{NoteStore, SIZE_NOTE_REFRESH};
 use crate::storage::{InventoryScope, ObjectInventory};
 use crate::types::manifest::Manifest;
 use crate::types::repository::Repository;
+use crate::types::shared_table::{SharedTable, TableLimit};
 
 /// Largest number of remembered sizes and notes. One repository has at most half of them.
 const MAX_REMEMBERED: usize = if cfg!(test) { 40 } else { 100_000 };
@@ -46,6 +47,16 @@ const CONCURRENT_READS: usize = 16;
 /// Number of attempts to get a consistent view, while notes expire and the memory limit removes
 /// sizes.
 const MAX_ATTEMPTS: usize = 3;
+
+/// Description of [`DeclaredSizes`].
+pub(crate) static BLOB_SIZES: SharedTable = SharedTable {
+    name: "mirror: declared sizes of blobs",
+    holders: &["puna_mirror::pull_through::declared_sizes::DeclaredSizes"],
+    limits: &[TableLimit::Entries(MAX_REMEMBERED)],
+    shares: &[TableLimit::Entries(MAX_REMEMBERED / 2)],
+    when_full: "forgotten and read again; the blobs of a repository beyond its share are served once verified",
+    test: "evicted_sizes_are_read_again",
+};
 
 /// Declared sizes of all repositories.
 #[derive(Default)]

@@ -9,11 +9,22 @@ use std::time::{Duration, Instant};
 
 use crate::auth::ClientId;
 use crate::locks::lock;
+use crate::types::shared_table::{SharedTable, TableLimit};
 
 /// How long a slot is left to a client that got none. Clients are told to retry earlier.
 const REFUSAL_LIFETIME: Duration = Duration::from_secs(60);
 /// Largest number of remembered refusals. Other clients get a slot when one is free.
 const MAX_REFUSALS: usize = 1000;
+
+/// Description of [`FetchSlots`].
+pub(crate) static UPSTREAM_FETCHES: SharedTable = SharedTable {
+    name: "mirror: fetches from upstreams",
+    holders: &["puna_mirror::pull_through::fetch_slots::FetchSlots"],
+    limits: &[TableLimit::Rule("`mirror.fetch_parallel`")],
+    shares: &[TableLimit::Rule("half")],
+    when_full: "429 with `Retry-After`; a client that got none is next",
+    test: "a_client_cannot_take_the_fetch_slots_of_others",
+};
 
 /// All slots. Cheap to clone.
 #[derive(Clone)]

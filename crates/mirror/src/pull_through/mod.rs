@@ -46,6 +46,11 @@ use tag_cache::{MAX_TAGS, TagCache};
 use unreferenced_cache::UnreferencedBlobs;
 use upstreams::FetchGate;
 
+pub(crate) use declared_sizes::BLOB_SIZES;
+pub(crate) use fetch_slots::UPSTREAM_FETCHES;
+pub(crate) use list_children::UPSTREAM_CHILDREN;
+pub(crate) use tag_cache::UPSTREAM_TAGS;
+pub(crate) use unreferenced_cache::UPSTREAM_BLOBS;
 pub use upstream_lookup::{UpstreamLookup, UpstreamManifest};
 pub(crate) use upstreams::Requester;
 pub use upstreams::Upstreams;

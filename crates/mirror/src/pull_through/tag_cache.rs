@@ -9,12 +9,26 @@ use puna_store::ModelName;
 use super::in_flight::InFlightModel;
 use super::tag_state::TagState;
 use crate::locks::lock;
+use crate::types::shared_table::{SharedTable, TableLimit};
 
 /// Capacity of the cache.
 pub(super) const MAX_TAGS: usize = 100_000;
 /// One in [`EVICTED_FRACTION`] entries is evicted at once, so that not every new tag scans the
 /// cache.
 const EVICTED_FRACTION: usize = 8;
+
+/// Description of [`TagCache`].
+pub(crate) static UPSTREAM_TAGS: SharedTable = SharedTable {
+    name: "mirror: tags of upstreams",
+    holders: &[
+        "puna_mirror::pull_through::tag_cache::TagCache",
+        "puna_mirror::pull_through::tag_cache::TagCacheEntry",
+    ],
+    limits: &[TableLimit::Entries(MAX_TAGS)],
+    shares: &[TableLimit::Rule("none: what is missing is looked up again")],
+    when_full: "tags without content go first, then the oldest",
+    test: "tags_in_use_are_not_evicted",
+};
 
 /// Cached tags, and models in flight. The latter are never evicted.
 pub(super) struct TagCache {

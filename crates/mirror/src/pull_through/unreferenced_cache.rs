@@ -10,9 +10,23 @@ use puna_store::{Digest, ModelName};
 use super::tag_state::MissReason;
 use super::upstreams::FetchPermit;
 use crate::locks::lock;
+use crate::types::shared_table::{SharedTable, TableLimit};
 
 /// Largest number of remembered blobs.
 const MAX_REMEMBERED_BLOBS: usize = 10_000;
+
+/// Description of [`UnreferencedBlobs`].
+pub(crate) static UPSTREAM_BLOBS: SharedTable = SharedTable {
+    name: "mirror: single blobs of upstreams",
+    holders: &[
+        "puna_mirror::pull_through::unreferenced_cache::UnreferencedBlobs",
+        "puna_mirror::pull_through::unreferenced_cache::UnreferencedBlob",
+    ],
+    limits: &[TableLimit::Entries(MAX_REMEMBERED_BLOBS)],
+    shares: &[TableLimit::Rule("none: what is missing is looked up again")],
+    when_full: "cleared, without the blobs that requests use",
+    test: "a_client_that_fills_the_blobs_evicts_none_in_use_by_another",
+};
 
 /// Lookups and fetches of single blobs.
 #[derive(Default)]
@@ -81,5 +95,23 @@ impl UnreferencedBlob {
         if let LookupState::Fetching(last_used, _) = &mut *lock(&self.state) {
             *last_used = Instant::now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_fills_the_blobs_evicts_none_in_use_by_another() {
+        let blobs = UnreferencedBlobs::default();
+        let model = |name| ModelName::parse(name).unwrap();
+        let digest = |n: usize| Digest::of(&n.to_le_bytes());
+        let used = blobs.get(&model("other"), digest(0));
+        for n in 0..2 * MAX_REMEMBERED_BLOBS {
+            blobs.get(&model("greedy"), digest(n));
+        }
+        assert!(lock(&blobs.blobs).len() <= MAX_REMEMBERED_BLOBS);
+        assert!(Arc::ptr_eq(&blobs.get(&model("other"), digest(0)), &used));
     }
 }

@@ -23,6 +23,7 @@ use crate::quota::reservation::QuotaReservations;
 use crate::storage::{InventoryScope, Storage};
 use crate::types::name_pattern::matches_pattern;
 use crate::types::repository::Repository;
+use crate::types::shared_table::{SharedTable, TableLimit};
 use crate::types::storage_usage::{NamespaceUsages, StorageUsage, StoredUpload, add_usage};
 use crate::types::stored_object::{StoredObject, TagEntry};
 
@@ -36,6 +37,26 @@ const WEB_UI_MAX_AGE: Duration = Duration::from_secs(if cfg!(test) { 60 } else {
 const VISIBILITY_CACHE_TIME: Duration = Duration::from_secs(60);
 /// Largest number of remembered visible blobs of one key.
 const MAX_VISIBLE_BLOBS: usize = if cfg!(test) { 10 } else { 10_000 };
+
+/// Description of the bytes and objects of namespaces.
+pub(crate) static NAMESPACE_QUOTAS: SharedTable = SharedTable {
+    name: "mirror: stored bytes and objects",
+    holders: &["puna_mirror::quota::namespace_index::NamespaceIndex"],
+    limits: &[TableLimit::Rule("the disk")],
+    shares: &[TableLimit::Rule("the quota of the namespace")],
+    when_full: "idle uploads are dropped; then 413",
+    test: "manifests_count_against_the_quota",
+};
+
+/// Description of the blobs that keys may read.
+pub(crate) static VISIBLE_BLOBS: SharedTable = SharedTable {
+    name: "mirror: visible blobs of keys",
+    holders: &["puna_mirror::quota::namespace_index::NamespaceIndex"],
+    limits: &[TableLimit::Rule("keys that exist")],
+    shares: &[TableLimit::Entries(MAX_VISIBLE_BLOBS)],
+    when_full: "the key's own entries are cleared",
+    test: "a_key_with_many_visible_blobs_displaces_only_its_own",
+};
 
 /// Usage of a namespace that has a quota.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

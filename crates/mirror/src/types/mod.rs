@@ -8,6 +8,7 @@ pub(crate) mod name_error;
 pub(crate) mod name_pattern;
 pub(crate) mod quota_unit;
 pub(crate) mod repository;
+pub(crate) mod shared_table;
 pub(crate) mod storage_usage;
 pub(crate) mod stored_object;
 pub(crate) mod upload_id;

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::error::LimitReached;
+use crate::types::shared_table::{SharedTable, TableLimit};
 use crate::types::upload_id::UploadId;
 
 /// Largest number of open uploads.
@@ -38,6 +39,20 @@ pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(if cfg!(te
 /// The same before the first record.
 pub(crate) const FIRST_HEARTBEAT: Duration =
     Duration::from_millis(if cfg!(test) { 20 } else { FIRST_BYTE_GRACE.as_millis() as u64 / 2 });
+
+/// Description of the open uploads of all drivers.
+pub(crate) static OPEN_UPLOADS: SharedTable = SharedTable {
+    name: "mirror: open uploads",
+    holders: &[
+        "puna_mirror::storage::fs::uploads::UploadSessions",
+        "puna_mirror::storage::s3::uploads::sessions::UploadSessions",
+        "puna_mirror::quota::reservation::QuotaReservations",
+    ],
+    limits: &[TableLimit::Entries(MAX_UPLOADS)],
+    shares: &[TableLimit::Entries(MAX_UPLOADS_PER_OWNER)],
+    when_full: "idle ones of the largest owner are dropped; then 429",
+    test: "no_client_can_block_the_uploads_of_others",
+};
 
 /// An open upload.
 pub(crate) struct OpenUpload {

@@ -7,7 +7,7 @@ pub(crate) mod authorizer;
 pub(crate) mod caller;
 mod file;
 pub(crate) mod owner;
-mod rate_limits;
+pub(crate) mod rate_limits;
 #[cfg(test)]
 mod tests;
 

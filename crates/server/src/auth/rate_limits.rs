@@ -4,9 +4,21 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use puna_mirror::{SharedTable, TableLimit};
+
 use super::Key;
 
 use crate::util::lock::lock;
+
+/// Description of [`KeyUsage`].
+pub(crate) static KEY_REQUESTS: SharedTable = SharedTable {
+    name: "requests of a key",
+    holders: &["puna_server::auth::rate_limits::KeyUsage"],
+    limits: &[TableLimit::Rule("keys that exist")],
+    shares: &[TableLimit::Rule("`--requests-per-minute`, `--concurrent`")],
+    when_full: "429 with `Retry-After`",
+    test: "a_key_at_its_limits_does_not_count_for_another",
+};
 
 /// Present usage of all keys, by name.
 #[derive(Debug, Clone, Default)]
@@ -217,6 +229,16 @@ mod tests {
         drop(first);
         usage.begin(&limited, None, now).unwrap();
         usage.begin(&key(Some(0), None), None, now).unwrap_err();
+    }
+
+    #[test]
+    fn a_key_at_its_limits_does_not_count_for_another() {
+        let (usage, now) = (KeyUsage::default(), Instant::now());
+        let limited = key(Some(1), Some(1));
+        let other = Key { name: "b".into(), ..key(Some(1), Some(1)) };
+        let _running = usage.begin(&limited, None, now).unwrap();
+        usage.begin(&limited, None, now).unwrap_err();
+        usage.begin(&other, None, now).unwrap();
     }
 
     #[test]

@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use puna_mirror::{SharedTable, TableLimit};
+
 use crate::canonical::ApiError;
 use crate::util::lock::lock;
 
@@ -24,6 +26,19 @@ pub(crate) const SINGLE_REQUEST_BYTES: usize =
 
 /// Bytes per request outside the budget, so that small requests succeed while large ones fill it.
 const FREE_BYTES_PER_REQUEST: usize = 64 << 10;
+
+/// Description of [`BodyBudget`].
+pub(crate) static BODY_MEMORY: SharedTable = SharedTable {
+    name: "request bodies in memory",
+    holders: &["puna_server::http::body_budget::BodyBudget"],
+    limits: &[TableLimit::Bytes(BODY_BUDGET_BYTES)],
+    shares: &[
+        TableLimit::Rule("as much as then remains for others"),
+        TableLimit::Bytes(SINGLE_REQUEST_BYTES),
+    ],
+    when_full: "503 with `Retry-After` for this client",
+    test: "a_client_with_many_bodies_leaves_half_of_the_budget_to_another",
+};
 
 /// The remaining budget. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -189,7 +204,7 @@ fn share_exhausted() -> ApiError {
 mod tests {
     use super::*;
 
-    const MIB: usize = 1 << 20;
+    const MIB_BYTES: usize = 1 << 20;
 
     /// Reserves `bytes` beyond the free ones for a new request.
     fn hold(budget: &BodyBudget, client: u64, bytes: usize) -> Result<BodyReservation, ApiError> {
@@ -200,16 +215,16 @@ mod tests {
     #[test]
     fn a_client_with_many_bodies_leaves_half_of_the_budget_to_another() {
         let budget = BodyBudget::default();
-        let many: Vec<_> = (0..1000).map_while(|_| hold(&budget, 1, MIB).ok()).collect();
+        let many: Vec<_> = (0..1000).map_while(|_| hold(&budget, 1, MIB_BYTES).ok()).collect();
         assert_eq!(many.len(), 320);
-        let refused = hold(&budget, 1, MIB).unwrap_err();
+        let refused = hold(&budget, 1, MIB_BYTES).unwrap_err();
         assert_eq!((refused.status, refused.message), (503, share_exhausted().message));
         // Small requests of that client succeed, and another client gets what one beside it may.
         assert!(hold(&budget, 1, 0).is_ok());
-        assert!(hold(&budget, 2, 250 * MIB).is_ok());
-        let others: Vec<_> = (0..1000).map_while(|_| hold(&budget, 2, MIB).ok()).collect();
+        assert!(hold(&budget, 2, 250 * MIB_BYTES).is_ok());
+        let others: Vec<_> = (0..1000).map_while(|_| hold(&budget, 2, MIB_BYTES).ok()).collect();
         assert_eq!(others.len(), 160);
-        let third: Vec<_> = (0..1000).map_while(|_| hold(&budget, 3, MIB).ok()).collect();
+        let third: Vec<_> = (0..1000).map_while(|_| hold(&budget, 3, MIB_BYTES).ok()).collect();
         assert_eq!(third.len(), 80);
         drop((many, others, third));
         assert!(lock(&budget.0).clients.is_empty());
@@ -221,24 +236,27 @@ mod tests {
         let budget = BodyBudget::default();
         let mut largest = hold(&budget, 1, SINGLE_REQUEST_BYTES).unwrap();
         assert_eq!(largest.reserve(1).unwrap_err().message, share_exhausted().message);
-        assert!(hold(&budget, 1, MIB).is_err(), "a second one of this client");
-        let other = hold(&budget, 2, 100 * MIB).unwrap();
-        assert!(other.check_available(MIB as u64).is_ok());
-        assert_eq!(hold(&budget, 3, 30 * MIB).unwrap_err().message, budget_exhausted().message);
-        assert!(hold(&budget, 3, 20 * MIB).is_ok());
+        assert!(hold(&budget, 1, MIB_BYTES).is_err(), "a second one of this client");
+        let other = hold(&budget, 2, 100 * MIB_BYTES).unwrap();
+        assert!(other.check_available(MIB_BYTES as u64).is_ok());
+        assert_eq!(
+            hold(&budget, 3, 30 * MIB_BYTES).unwrap_err().message,
+            budget_exhausted().message
+        );
+        assert!(hold(&budget, 3, 20 * MIB_BYTES).is_ok());
         largest.release(SINGLE_REQUEST_BYTES);
-        assert!(hold(&budget, 1, 400 * MIB).is_ok());
+        assert!(hold(&budget, 1, 400 * MIB_BYTES).is_ok());
     }
 
     #[test]
     fn a_refused_reservation_changes_nothing() {
-        let budget = BodyBudget::new(MIB);
+        let budget = BodyBudget::new(MIB_BYTES);
         let mut reservation = budget.reservation(1);
-        assert!(reservation.reserve(2 * MIB).is_err());
+        assert!(reservation.reserve(2 * MIB_BYTES).is_err());
         assert!(reservation.check_available(u64::MAX).is_err());
         assert!(reservation.reserve(FREE_BYTES_PER_REQUEST).is_ok());
-        assert_eq!(budget.free_bytes(), MIB);
+        assert_eq!(budget.free_bytes(), MIB_BYTES);
         drop(reservation);
-        assert_eq!(budget.free_bytes(), MIB);
+        assert_eq!(budget.free_bytes(), MIB_BYTES);
     }
 }

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use puna_mirror::{SharedTable, TableLimit};
 use tokio::sync::Notify;
 
 use super::client::Client;
@@ -21,6 +22,19 @@ const MAX_CONNECTIONS: usize = 16 << 10;
 /// Least and greatest number of file descriptors that connections leave to models, files and other
 /// servers.
 const RESERVED_FILES: (usize, usize) = (48, 4096);
+
+/// Description of [`ConnectionTable`].
+pub(crate) static CONNECTIONS: SharedTable = SharedTable {
+    name: "connections",
+    holders: &["puna_server::http::connection_table::Shared"],
+    limits: &[
+        TableLimit::Rule("files that the process may open, less a quarter"),
+        TableLimit::Entries(MAX_CONNECTIONS),
+    ],
+    shares: &[TableLimit::Rule("half")],
+    when_full: "the longest idle connection of the client with the most is closed; then 503 with `Retry-After`",
+    test: "a_full_table_closes_an_idle_connection_of_the_client_with_most",
+};
 
 /// Open connections. Cheap to clone.
 #[derive(Clone)]

@@ -13,6 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use puna_mirror::TlsConnection;
+use puna_mirror::{SharedTable, TableLimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -39,6 +40,16 @@ const PRESSED_HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum TLS handshakes of one client at a time; further ones wait.
 pub(crate) const CLIENT_HANDSHAKES: usize = MAX_HANDSHAKES / 2;
+
+/// Description of the TLS handshakes in progress.
+pub(crate) static HANDSHAKES: SharedTable = SharedTable {
+    name: "TLS handshakes",
+    holders: &["puna_server::http::serve::Handshake"],
+    limits: &[TableLimit::Entries(MAX_HANDSHAKES)],
+    shares: &[TableLimit::Entries(CLIENT_HANDSHAKES)],
+    when_full: "further handshakes of the client wait; those that last 500 ms are closed",
+    test: "a_client_that_stalls_handshakes_leaves_slots_to_another",
+};
 
 /// Interval between looks for a free handshake slot.
 const HANDSHAKE_SLOT_INTERVAL: Duration = Duration::from_millis(20);

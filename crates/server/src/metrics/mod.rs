@@ -15,10 +15,21 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::http::{Method, StatusCode};
+use puna_mirror::{SharedTable, TableLimit};
 
 use crate::canonical::{ApiError, EmbedResult, Event, GenerationSummary, RankResult};
 use crate::scheduler::UnloadReason;
 use crate::util::lock::lock;
+
+/// Description of the metrics of models.
+pub(crate) static MODEL_METRICS: SharedTable = SharedTable {
+    name: "metrics of models",
+    holders: &["puna_server::metrics::ServerMetrics"],
+    limits: &[TableLimit::Entries(MAX_MODELS)],
+    shares: &[TableLimit::Rule("none: further models count together")],
+    when_full: "the label `model` is `other`",
+    test: "models_of_one_client_do_not_take_the_metrics_of_another",
+};
 
 /// All metrics of the server.
 #[derive(Default)]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use puna_mirror::{SharedTable, TableLimit};
 use puna_store::Digest;
 
 use crate::models::manager::ResidentModel;
@@ -36,6 +37,19 @@ pub(crate) struct ModelSize {
     /// Width of the hidden states.
     pub(crate) n_embd: Option<u64>,
 }
+
+/// Description of [`MemoryPlans`].
+pub(crate) static PLANNED_MODELS: SharedTable = SharedTable {
+    name: "memory plans of stored models",
+    holders: &[
+        "puna_server::models::memory_plans::MemoryPlans",
+        "puna_server::models::memory_plans::LoadNeeds",
+    ],
+    limits: &[TableLimit::Entries(MAX_PLANS)],
+    shares: &[TableLimit::Rule("none: what is missing is planned again")],
+    when_full: "cleared",
+    test: "a_client_with_many_models_does_not_hide_the_plan_of_another",
+};
 
 /// Memory plans by manifest digest.
 #[derive(Default)]
@@ -199,6 +213,19 @@ impl ModelPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_with_many_models_does_not_hide_the_plan_of_another() {
+        let plans = MemoryPlans::default();
+        let (other, now) = (Digest::of(b"other"), Instant::now());
+        plans.insert(other, None);
+        (0..=MAX_PLANS).for_each(|n| plans.insert(Digest::of(&n.to_le_bytes()), None));
+        assert!(lock(&plans.models).len() <= MAX_PLANS);
+        // It is planned again, and then found.
+        assert!(plans.get(&other, now).is_none());
+        plans.insert(other, None);
+        assert!(plans.get(&other, now).is_some());
+    }
 
     #[test]
     fn failed_plans_are_retried_after_the_retry_interval() {

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use puna_mirror::{SharedTable, TableLimit};
+
 use crate::util::lock::lock;
 
 /// Lifetime of a cached response.
@@ -40,6 +42,16 @@ pub(crate) struct Description {
 
 /// Descriptions of a server's models by name.
 pub(super) type ModelDescriptions = BTreeMap<String, Description>;
+
+/// Description of [`Descriptions`].
+pub(crate) static REMOTE_DESCRIPTIONS: SharedTable = SharedTable {
+    name: "descriptions of remote models",
+    holders: &["puna_server::remote::description_cache::Descriptions"],
+    limits: &[TableLimit::Entries(MAX_CACHED_RESPONSES), TableLimit::Bytes(MAX_CACHE_BYTES)],
+    shares: &[TableLimit::Rule("none: what is missing is requested again")],
+    when_full: "those that expire first are dropped",
+    test: "a_client_with_many_models_does_not_hide_the_description_of_another",
+};
 
 /// Cached responses by the requested address; for `/api/show` the model's name is appended.
 #[derive(Default)]
@@ -149,6 +161,19 @@ mod tests {
         descriptions.insert("a".into(), second, Some(models("m", 2)));
         descriptions.insert("a".into(), first, Some(models("m", 1)));
         assert_eq!(descriptions.get("a").unwrap()["m"].n_ctx, Some(2));
+    }
+
+    #[test]
+    fn a_client_with_many_models_does_not_hide_the_description_of_another() {
+        let (descriptions, now) = (Descriptions::default(), Instant::now());
+        descriptions.insert("other".into(), now, Some(models("m", 1)));
+        for i in 0..2 * MAX_CACHED_RESPONSES {
+            descriptions.insert(i.to_string(), now, Some(models("m", 1)));
+        }
+        // It is requested again, and then found.
+        assert!(descriptions.get("other").is_none());
+        descriptions.insert("other".into(), now, Some(models("m", 1)));
+        assert!(descriptions.get("other").is_some());
     }
 
     #[test]

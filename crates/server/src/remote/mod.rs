@@ -19,7 +19,7 @@ mod adapt;
 mod client;
 mod conversation;
 mod describe;
-mod description_cache;
+pub(crate) mod description_cache;
 mod hosts;
 mod lines;
 mod native;

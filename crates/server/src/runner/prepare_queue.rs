@@ -3,10 +3,26 @@
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use puna_mirror::{SharedTable, TableLimit};
+
 use super::task_handle::Handle;
 use crate::canonical::Task;
 use crate::scheduler::fair_queue::ServiceCounts;
 use crate::util::lock::lock;
+
+/// Description of the tasks of a runner.
+pub(crate) static RUNNER_TASKS: SharedTable = SharedTable {
+    name: "requests that a loaded model works on",
+    holders: &[
+        "puna_server::runner::prepare_queue::PrepareQueue",
+        "puna_server::runner::task_handle::Tasks",
+        "puna_server::runner::connection::Shared",
+    ],
+    limits: &[TableLimit::Rule("connections")],
+    shares: &[TableLimit::Rule("the client with the fewest is next")],
+    when_full: "waits",
+    test: "constraints_of_different_clients_are_compiled_in_turn",
+};
 
 /// Queue of tasks, in order of arrival.
 #[derive(Default)]

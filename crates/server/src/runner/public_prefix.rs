@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex};
 
 use puna_engine::{CacheNamespace, PublicPrefix};
+use puna_mirror::{SharedTable, TableLimit};
 use ring::digest::{SHA256, digest};
 
 use super::preparer::Preparer;
@@ -18,6 +19,16 @@ use crate::util::lock::lock;
 /// Maximum number of cached public prompts: several models can share a runner, each with a few
 /// levels of thinking.
 const MAX_CACHED: usize = 16;
+
+/// Description of [`PublicPrompts`].
+pub(crate) static PUBLIC_PROMPTS: SharedTable = SharedTable {
+    name: "public prompts of a runner",
+    holders: &["puna_server::runner::public_prefix::PublicPrompts"],
+    limits: &[TableLimit::Entries(MAX_CACHED)],
+    shares: &[TableLimit::Rule("none: what is missing is computed again")],
+    when_full: "the oldest is dropped",
+    test: "a_client_with_many_public_prompts_does_not_hide_one_of_another",
+};
 
 /// Public prompts in tokens by a hash of what they depend on, the newest last.
 #[derive(Default)]
@@ -76,4 +87,23 @@ fn public_prompt_key(task: &GenerateTask) -> CacheNamespace {
     let date = jiff::Zoned::now().date().to_string();
     let text = serde_json::to_vec(&(&task.model, &task.think, date)).unwrap_or_default();
     CacheNamespace(first_128_bits(digest(&SHA256, &text).as_ref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_with_many_public_prompts_does_not_hide_one_of_another() {
+        let prompts = PublicPrompts::default();
+        let get = |key: usize, tokens: &[u32]| {
+            let key = CacheNamespace(key as u128);
+            prompts.get_or_insert(key, || Ok(tokens.to_vec())).unwrap().to_vec()
+        };
+        assert_eq!(get(0, &[7]), [7]);
+        (1..=2 * MAX_CACHED).for_each(|key| assert_eq!(get(key, &[]), []));
+        assert_eq!(lock(&prompts.0).len(), MAX_CACHED);
+        // It is computed again, and then found.
+        assert_eq!([get(0, &[8]), get(0, &[9])], [[8], [8]]);
+    }
 }

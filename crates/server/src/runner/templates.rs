@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use puna_mirror::{SharedTable, TableLimit};
 use puna_prompt::{MessageRules, PromptError, Template, TemplateFormat};
 
 use crate::util::lock::lock;
@@ -11,6 +12,16 @@ pub(crate) const PLAIN_TEMPLATE: &str = "{{ .Prompt }}";
 
 /// Maximum number of cached templates.
 const MAX_CACHED_TEMPLATES: usize = 8;
+
+/// Description of [`TemplateCache`].
+pub(crate) static PARSED_TEMPLATES: SharedTable = SharedTable {
+    name: "parsed templates of a runner",
+    holders: &["puna_server::runner::templates::TemplateCache"],
+    limits: &[TableLimit::Entries(MAX_CACHED_TEMPLATES)],
+    shares: &[TableLimit::Rule("none: what is missing is parsed again")],
+    when_full: "the least recently used is dropped",
+    test: "a_client_with_many_templates_does_not_hide_one_of_another",
+};
 
 /// Cache of parsed templates; the most recently used one is last.
 #[derive(Default)]
@@ -84,6 +95,17 @@ impl TemplateCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_with_many_templates_does_not_hide_one_of_another() {
+        let templates = TemplateCache::default();
+        let get = |source: &str| templates.get(TemplateFormat::Go, source).unwrap();
+        let other = get("{{ .Prompt }}");
+        (0..2 * MAX_CACHED_TEMPLATES).for_each(|i| drop(get(&format!("{i}{{{{ .Prompt }}}}"))));
+        // It is parsed again, and then found.
+        let again = get("{{ .Prompt }}");
+        assert!(!Arc::ptr_eq(&again, &other) && Arc::ptr_eq(&again, &get("{{ .Prompt }}")));
+    }
 
     #[test]
     fn cached_templates_are_available_while_another_one_is_parsed() {

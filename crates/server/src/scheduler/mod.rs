@@ -19,7 +19,7 @@
 pub(crate) mod fair_queue;
 mod memory_fit;
 mod options;
-mod queue;
+pub(crate) mod queue;
 mod runner_state;
 mod state_machine;
 #[cfg(test)]

@@ -6,8 +6,20 @@
 
 use std::time::Instant;
 
+use puna_mirror::{SharedTable, TableLimit};
+
 use super::{LoadOptions, Request, RequestId};
 use crate::scheduler::fair_queue::ServiceCounts;
+
+/// Description of [`Queue`].
+pub(crate) static WAITING_REQUESTS: SharedTable = SharedTable {
+    name: "requests that wait for a model",
+    holders: &["puna_server::scheduler::queue::Queue"],
+    limits: &[TableLimit::Rule("`max_queue`")],
+    shares: &[TableLimit::Rule("a client with fewer displaces one with more")],
+    when_full: "503 with `Retry-After`",
+    test: "a_full_queue_displaces_a_request_of_the_busiest_client_for_a_new_client",
+};
 
 /// A waiting request.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use crate::types::repository::{Reference, Repository};
 use crate::types::upload_id::UploadId;
 use record::{Record, RecordTable};
 
-pub(crate) use record::ChangeSource;
+pub(crate) use record::{ChangeSource, USAGE_RECORDS};
 
 /// Seconds of a day.
 pub(crate) const SECONDS_PER_DAY: u64 = 24 * 60 * 60;

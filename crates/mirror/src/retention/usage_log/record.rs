@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
+use crate::types::shared_table::{SharedTable, TableLimit};
 use puna_store::Digest;
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,16 @@ use serde::{Deserialize, Serialize};
 const MAX_RECORDS: usize = if cfg!(test) { 20_000 } else { 100_000 };
 /// Number of records that are processed before the lock is released for others.
 pub(super) const RECORDS_PER_LOCK: usize = 500;
+
+/// Description of the usage records.
+pub(crate) static USAGE_RECORDS: SharedTable = SharedTable {
+    name: "mirror: usage records",
+    holders: &["puna_mirror::retention::usage_log::Inner"],
+    limits: &[TableLimit::Entries(MAX_RECORDS)],
+    shares: &[TableLimit::Rule("the largest namespace gives way")],
+    when_full: "its own records are lost",
+    test: "a_namespace_that_fills_the_table_does_not_keep_others_out",
+};
 
 /// How an item arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use puna_store::Digest;
 use super::blob_location::BlobLocation;
 use crate::locks::lock;
 use crate::types::manifest::Manifest;
+use crate::types::shared_table::{SharedTable, TableLimit};
 
 /// Largest number of values in a cache.
 const MAX_CACHED: usize = 20_000;
@@ -16,6 +17,16 @@ const MAX_CACHED: usize = 20_000;
 const MAX_CACHED_BYTES: usize = 64 << 20;
 /// Values with a larger text are not cached, so that they do not displace values of other clients.
 const MAX_VALUE_BYTES: usize = 4 << 20;
+
+/// Description of [`BoundedCache`].
+pub(crate) static BUCKET_CACHES: SharedTable = SharedTable {
+    name: "mirror: each cache of a bucket",
+    holders: &["puna_mirror::storage::s3::bounded_cache::BoundedCache"],
+    limits: &[TableLimit::Entries(MAX_CACHED), TableLimit::Bytes(MAX_CACHED_BYTES)],
+    shares: &[TableLimit::Rule("none: what is missing is read from the bucket")],
+    when_full: "the cache is cleared; large values are not cached",
+    test: "a_client_that_fills_the_cache_hides_no_value_of_another",
+};
 
 /// Value of a cache.
 pub(super) trait CachedValue: Clone {
@@ -86,6 +97,17 @@ mod tests {
         fn text_bytes(&self) -> usize {
             self.0
         }
+    }
+
+    #[test]
+    fn a_client_that_fills_the_cache_hides_no_value_of_another() {
+        let cache = BoundedCache::default();
+        cache.put(0, Text(1));
+        (1..=2 * MAX_CACHED).for_each(|n| cache.put(n, Text(0)));
+        // The value is read from the bucket again, and has a place at once.
+        assert!(cache.get(&0).is_none());
+        cache.put(0, Text(1));
+        assert!(cache.get(&0).is_some());
     }
 
     #[test]

@@ -68,7 +68,9 @@ use bucket::Bucket;
 use notes::S3Notes;
 use uploads::UploadSessions;
 
+pub(crate) use bounded_cache::BUCKET_CACHES;
 pub use connection::S3Location;
+pub(crate) use uploads::UPLOAD_MEMORY;
 
 /// Largest number of concurrent requests of an operation on many objects.
 const MAX_CONCURRENT_REQUESTS: usize = 16;

@@ -21,6 +21,7 @@ use crate::types::storage_usage::StoredUpload;
 use crate::types::stored_object::push_mark_name;
 use crate::types::upload_id::UploadId;
 use crate::uploads::admission::drop_candidates;
+pub(crate) use memory_budget::UPLOAD_MEMORY;
 #[cfg(test)]
 pub(super) use open_uploads::DropOutcome;
 use record::UploadRecord;

@@ -13,6 +13,7 @@ mod tests;
 
 use std::time::Duration;
 
+use puna_mirror::{SharedTable, TableLimit};
 use puna_registry::OutgoingPolicy;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, LOCATION};
 use reqwest::{Client, Response, Url};
@@ -52,6 +53,16 @@ const MAX_CONCURRENT_FETCHES: usize = 8;
 
 /// Maximum concurrent fetches of one client.
 const MAX_CLIENT_FETCHES: usize = MAX_CONCURRENT_FETCHES / 2;
+
+/// Description of the fetches of images.
+pub(crate) static IMAGE_FETCHES: SharedTable = SharedTable {
+    name: "fetches of images by URL",
+    holders: &["puna_server::util::client_slots::ClientSlots"],
+    limits: &[TableLimit::Entries(MAX_CONCURRENT_FETCHES)],
+    shares: &[TableLimit::Entries(MAX_CLIENT_FETCHES)],
+    when_full: "waits 30 seconds, then 400",
+    test: "a_client_that_holds_its_share_of_slots_does_not_delay_another",
+};
 
 /// Maximum characters of a URL in error messages.
 const MAX_SHOWN_CHARS: usize = 100;

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use super::record::{LARGE_PART_BYTES, PART_BYTES};
 use crate::error::LimitReached;
 use crate::locks::lock;
+use crate::types::shared_table::{SharedTable, TableLimit};
 
 /// Bytes of parts in memory, of all uploads: arriving parts, and parts on their way to the service.
 const BUDGET_BYTES: usize = 8 * PART_BYTES;
@@ -20,6 +21,19 @@ const _: () = assert!(LARGE_PART_BYTES <= BUDGET_BYTES);
 const OWNER_BYTES: usize = BUDGET_BYTES / 2;
 /// Longest wait for memory.
 const MEMORY_WAIT: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 60_000 });
+
+/// Description of [`MemoryBudget`].
+pub(crate) static UPLOAD_MEMORY: SharedTable = SharedTable {
+    name: "mirror: memory for uploads to a bucket",
+    holders: &[
+        "puna_mirror::storage::s3::uploads::memory_budget::MemoryBudget",
+        "puna_mirror::storage::s3::uploads::memory_budget::OwnerShare",
+    ],
+    limits: &[TableLimit::Bytes(BUDGET_BYTES)],
+    shares: &[TableLimit::Bytes(OWNER_BYTES)],
+    when_full: "waits a minute, then 429",
+    test: "an_owner_with_many_uploads_leaves_memory_to_others",
+};
 
 /// Right to use memory while it is held; one permit for each byte.
 pub(super) struct MemoryPermit {

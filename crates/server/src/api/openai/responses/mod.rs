@@ -6,7 +6,7 @@ mod items;
 mod replay;
 mod request;
 pub(crate) mod routes;
-mod store;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 mod tools;

@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use puna_api::native::Message;
+use puna_mirror::{SharedTable, TableLimit};
 use serde_json::Value;
 
 use crate::http::Owner;
@@ -71,6 +72,16 @@ fn size(value: &Value) -> usize {
             _ => 0,
         }
 }
+
+/// Description of [`ResponseStore`].
+pub(crate) static STORED_RESPONSES: SharedTable = SharedTable {
+    name: "stored responses",
+    holders: &["puna_server::api::openai::responses::store::ResponseStore"],
+    limits: &[TableLimit::Entries(MAX_COUNT), TableLimit::Bytes(MAX_BYTES)],
+    shares: &[TableLimit::Rule("equal shares")],
+    when_full: "the largest owner loses its oldest",
+    test: "an_owner_who_fills_the_store_evicts_nothing_of_another",
+};
 
 /// Stored responses by identifier.
 #[derive(Default)]
