@@ -47,14 +47,16 @@ mod tests;
 mod types;
 mod uploads;
 
-pub use auth::{Keys, NoKeys, Permission, Principal, RateLimit, RequestPermit};
+pub use auth::{
+    Action, Grant, Keys, NoKeys, Permission, Principal, RateLimit, RequestPermit, Resource,
+};
 pub use blocking::StorageFuture;
 pub use error::{
     AuthenticationError, BucketProblem, ChildProblem, Denial, InternalError, LimitReached,
     LoopProblem, MirrorError, PendingFetch, SignatureProblem, UploadProblem, UpstreamProblem,
 };
 pub use http::base_url::{LocalRequest, TlsConnection};
-pub use http::target::unescaped;
+pub use http::target::{REGISTRY_ROUTES, RegistryRoute, unescaped};
 pub use http::{ClientAddress, Mirror};
 pub use metrics::{METRIC_FAMILIES, Metric, MetricFamily, MetricKind};
 pub use pull_through::{PullThrough, UpstreamLookup, UpstreamManifest, Upstreams};

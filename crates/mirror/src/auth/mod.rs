@@ -8,4 +8,6 @@ pub(crate) mod permissions;
 pub(crate) use authenticator::{Authenticator, TOKEN_LIFETIME};
 pub(crate) use client_id::ClientId;
 pub(crate) use nonces::NONCES;
-pub use permissions::{Keys, NoKeys, Permission, Principal, RateLimit, RequestPermit};
+pub use permissions::{
+    Action, Grant, Keys, NoKeys, Permission, Principal, RateLimit, RequestPermit, Resource,
+};

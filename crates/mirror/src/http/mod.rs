@@ -268,11 +268,11 @@ impl Mirror {
         self.metrics().count_response(target.as_ref(), &method, response.status());
         if let Some(target) = target.filter(|_| response.status() == StatusCode::METHOD_NOT_ALLOWED)
         {
-            let allowed = target.methods().iter().filter(|allowed| **allowed != method.as_str());
+            let allowed = target.methods().filter(|allowed| *allowed != method.as_str());
             // A client that may push may cancel its upload.
             let may_delete = self.0.allow_delete || matches!(target, Target::Upload(..));
-            let allowed = allowed.filter(|allowed| may_delete || **allowed != "DELETE");
-            let allowed = header_value(&allowed.copied().collect::<Vec<_>>().join(", "));
+            let allowed = allowed.filter(|allowed| may_delete || *allowed != "DELETE");
+            let allowed = header_value(&allowed.collect::<Vec<_>>().join(", "));
             response.headers_mut().insert(header::ALLOW, allowed);
         }
         let (name, version) = VERSION;
@@ -295,12 +295,7 @@ impl Mirror {
         {
             target = target.with_registry_host(&host)?;
         }
-        let permission = match &target {
-            Target::Upload(..) => Permission::Write,
-            _ if reads => Permission::Read,
-            _ if method == Method::DELETE => Permission::Admin,
-            _ => Permission::Write,
-        };
+        let permission = target.permission(&method);
         let head = &head;
         let principal = match self.authorize(head, &target, permission) {
             Err(error @ MirrorError::Unauthorized(_)) => {

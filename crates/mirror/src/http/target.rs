@@ -1,10 +1,55 @@
 //! Targets of registry requests, parsed from their path.
 
+use axum::http::Method;
 use puna_store::{DEFAULT_HOST, Digest};
 
+use crate::auth::Permission;
 use crate::error::MirrorError;
 use crate::types::repository::{Reference, Repository, digest};
 use crate::types::upload_id::UploadId;
+
+/// A route of the registry.
+#[derive(Debug, Clone, Copy)]
+pub struct RegistryRoute {
+    /// Path with `{name}` for a repository, `{reference}`, `{digest}` and `{upload}`.
+    pub path: &'static str,
+    /// Methods that the route supports, each with the permission that it needs for the repository.
+    pub methods: &'static [(&'static str, Permission)],
+}
+
+/// All routes of the registry.
+pub const REGISTRY_ROUTES: &[RegistryRoute] = &[
+    RegistryRoute { path: "/v2/", methods: READ },
+    RegistryRoute { path: WEB_UI_PATH, methods: READ },
+    RegistryRoute { path: "/v2/token", methods: READ },
+    RegistryRoute { path: "/v2/_catalog", methods: READ },
+    RegistryRoute { path: "/v2/{name}/manifests/{reference}", methods: MANIFEST },
+    RegistryRoute { path: "/v2/{name}/blobs/{digest}", methods: BLOB },
+    RegistryRoute { path: "/v2/{name}/blobs/uploads/", methods: UPLOADS },
+    RegistryRoute { path: "/v2/{name}/blobs/uploads/{upload}", methods: UPLOAD },
+    RegistryRoute { path: "/v2/{name}/tags/list", methods: READ },
+    RegistryRoute { path: "/v2/{name}/referrers/{digest}", methods: READ },
+];
+
+/// Methods of a route with their permissions.
+type Methods = &'static [(&'static str, Permission)];
+
+const READ: Methods = &[("GET", Permission::Read), ("HEAD", Permission::Read)];
+const MANIFEST: Methods = &[
+    ("GET", Permission::Read),
+    ("HEAD", Permission::Read),
+    ("PUT", Permission::Write),
+    ("DELETE", Permission::Admin),
+];
+const BLOB: Methods =
+    &[("GET", Permission::Read), ("HEAD", Permission::Read), ("DELETE", Permission::Admin)];
+const UPLOADS: Methods = &[("POST", Permission::Write)];
+const UPLOAD: Methods = &[
+    ("GET", Permission::Write),
+    ("PATCH", Permission::Write),
+    ("PUT", Permission::Write),
+    ("DELETE", Permission::Write),
+];
 
 /// Path of the web page.
 pub(crate) const WEB_UI_PATH: &str = "/mirror";
@@ -96,13 +141,34 @@ impl Target {
     }
 
     /// HTTP methods that the target supports.
-    pub(crate) fn methods(&self) -> &'static [&'static str] {
+    pub(crate) fn methods(&self) -> impl Iterator<Item = &'static str> {
+        self.rules().iter().map(|(method, _)| *method)
+    }
+
+    /// Permission that a method needs for the repository of the target, also a method that the
+    /// target does not support.
+    pub(crate) fn permission(&self, method: &Method) -> Permission {
+        match *method {
+            // A client that may push may also resume and cancel its upload.
+            _ if matches!(self, Self::Upload(..)) => Permission::Write,
+            Method::GET | Method::HEAD => Permission::Read,
+            Method::DELETE => Permission::Admin,
+            _ => Permission::Write,
+        }
+    }
+
+    fn rules(&self) -> Methods {
         match self {
-            Self::Manifest(..) => &["GET", "HEAD", "PUT", "DELETE"],
-            Self::Blob(..) => &["GET", "HEAD", "DELETE"],
-            Self::Uploads(_) => &["POST"],
-            Self::Upload(..) => &["GET", "PATCH", "PUT", "DELETE"],
-            _ => &["GET", "HEAD"],
+            Self::Manifest(..) => MANIFEST,
+            Self::Blob(..) => BLOB,
+            Self::Uploads(_) => UPLOADS,
+            Self::Upload(..) => UPLOAD,
+            Self::Ping
+            | Self::WebUi
+            | Self::Token
+            | Self::Catalog
+            | Self::Tags(_)
+            | Self::Referrers(..) => READ,
         }
     }
 
@@ -162,6 +228,39 @@ pub(crate) fn query_value(text: Option<&str>, wanted: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Position of a kind of target in the list of routes.
+    fn route_index(target: &Target) -> usize {
+        match target {
+            Target::Ping => 0,
+            Target::WebUi => 1,
+            Target::Token => 2,
+            Target::Catalog => 3,
+            Target::Manifest(..) => 4,
+            Target::Blob(..) => 5,
+            Target::Uploads(_) => 6,
+            Target::Upload(..) => 7,
+            Target::Tags(_) => 8,
+            Target::Referrers(..) => 9,
+        }
+    }
+
+    #[test]
+    fn every_target_has_a_route_with_its_rule() {
+        for (index, route) in REGISTRY_ROUTES.iter().enumerate() {
+            let path = route.path.replace("{name}", "a/b").replace("{reference}", "latest");
+            let path = path.replace("{digest}", &Digest::of(b"x").to_string());
+            let target = Target::parse(&path.replace("{upload}", &"0f".repeat(16))).unwrap();
+            assert_eq!(route_index(&target), index, "{}", route.path);
+            assert_eq!(target.rules(), route.methods, "{}", route.path);
+            for (method, permission) in route.methods {
+                let method = Method::from_bytes(method.as_bytes()).unwrap();
+                assert_eq!(target.permission(&method), *permission, "{method} {}", route.path);
+            }
+            assert_eq!(target.repository().is_some(), route.path.contains("{name}"));
+        }
+        assert_eq!(REGISTRY_ROUTES.len(), 10, "one for each number of `route_index`");
+    }
 
     #[test]
     fn paths_are_parsed_from_their_end() {

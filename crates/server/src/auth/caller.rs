@@ -1,17 +1,14 @@
 //! What the caller of the current request may do with models.
 //!
-//! [`Caller::may`] is the one rule for every route of every API; [`crate::mirror`] applies the same
-//! namespaces to `/v2`. Routes get model names from [`crate::models::names`], which asks it.
+//! [`Caller::may`] applies the rule of [`puna_mirror::Grant::may`], as `/v2` does. Routes get model
+//! names from [`crate::models::names`], which calls it.
 
 use std::sync::Arc;
 
-use puna_mirror::namespace_matches;
+use puna_mirror::{Grant, Permission, Resource};
 use puna_store::{DEFAULT_HOST, ModelName};
 
 use crate::canonical::ApiError;
-
-/// Namespace of models that belong to the server and not to one of its users.
-const COMMON_NAMESPACE: &str = "library";
 
 tokio::task_local! {
     static CALLER: Caller;
@@ -24,6 +21,15 @@ pub(crate) enum Action {
     Use,
     /// Creates, replaces, pulls, pushes, verifies or deletes it.
     Change,
+}
+
+impl From<Action> for puna_mirror::Action {
+    fn from(action: Action) -> Self {
+        match action {
+            Action::Use => Self::Use,
+            Action::Change => Self::Registry(Permission::Write),
+        }
+    }
 }
 
 /// What a route does with models. Every route states it; a test tries each with a confined key.
@@ -77,17 +83,16 @@ impl Caller {
     /// Whether the caller may do this with a model, whether or not the model exists: with the
     /// models of its namespaces everything, and use the models that belong to the server.
     pub(crate) fn may(&self, action: Action, model: &ModelName) -> bool {
-        if !self.is_confined() {
-            return true;
-        }
-        let is_default_host = model.host().eq_ignore_ascii_case(DEFAULT_HOST);
-        let is_common = is_default_host && model.namespace().eq_ignore_ascii_case(COMMON_NAMESPACE);
-        let namespace = match is_default_host {
+        let namespace = match model.host().eq_ignore_ascii_case(DEFAULT_HOST) {
             true => model.namespace().to_owned(),
             false => format!("{}/{}", model.host(), model.namespace()),
         };
-        let is_own = self.namespaces.iter().any(|own| namespace_matches(&namespace, own));
-        is_own || (action == Action::Use && is_common)
+        self.grant().may(action.into(), Resource::Namespace(&namespace))
+    }
+
+    /// What the caller's key permits on a route for which it has the scope.
+    fn grant(&self) -> Grant<'_> {
+        Grant { permission: Permission::Admin, namespaces: &self.namespaces }
     }
 
     /// Permits a change of a model.
@@ -106,9 +111,9 @@ impl Caller {
     /// # Errors
     /// Status 403 for callers that are limited to namespaces.
     pub(crate) fn check_server(&self) -> Result<(), ApiError> {
-        match self.is_confined() {
-            false => Ok(()),
-            true => Err(self.denied("may not act on the models of all namespaces")),
+        match self.grant().may(Action::Change.into(), Resource::Server) {
+            true => Ok(()),
+            false => Err(self.denied("may not act on the models of all namespaces")),
         }
     }
 

@@ -36,6 +36,7 @@ use crate::app::App;
 use crate::auth::authorizer::Authorizer;
 use crate::config::Config;
 use crate::middleware::Middleware;
+use crate::mirror::Registry;
 use crate::routes;
 use crate::runner::tests::{Fake, FakeLauncher};
 
@@ -65,6 +66,40 @@ impl TestResponse {
     }
 }
 
+/// State of a server before it has its middleware.
+struct TestApp {
+    app: App,
+    authorizer: Arc<Authorizer>,
+    fake: Arc<Fake>,
+    models: tempfile::TempDir,
+}
+
+impl TestApp {
+    fn new(
+        change: impl FnOnce(&mut Config),
+        change_client: impl FnOnce(&mut puna_registry::Settings),
+    ) -> Self {
+        let models = tempfile::tempdir().unwrap();
+        let fake = Arc::<Fake>::default();
+        let mut config = Config::with_models(models.path());
+        change(&mut config);
+        let authorizer = Arc::new(Authorizer::new(&config.keys).unwrap());
+        let mut settings = crate::models::registry_client_settings::settings(&config);
+        change_client(&mut settings);
+        let client = puna_registry::Registry::new(settings);
+        let launcher = Arc::new(FakeLauncher(fake.clone()));
+        let app = App::with_client(config, launcher, client).unwrap();
+        Self { app, authorizer, fake, models }
+    }
+
+    fn serve(self, registry: Option<Registry>) -> TestServer {
+        let Self { app, authorizer, fake, models } = self;
+        let listen = ([127, 0, 0, 1], 11434).into();
+        let middleware = Middleware::new(app, routes::all(), authorizer, listen, registry);
+        TestServer { middleware, fake, _models: models }
+    }
+}
+
 impl TestServer {
     fn new() -> Self {
         Self::with(|_| {})
@@ -79,27 +114,18 @@ impl TestServer {
         change: impl FnOnce(&mut Config),
         change_client: impl FnOnce(&mut puna_registry::Settings),
     ) -> Self {
-        let models = tempfile::tempdir().unwrap();
-        let fake = Arc::<Fake>::default();
-        let mut config = Config::with_models(models.path());
-        change(&mut config);
-        let guard = Authorizer::new(&config.keys).unwrap();
-        let mut settings = crate::models::registry_client_settings::settings(&config);
-        change_client(&mut settings);
-        let client = puna_registry::Registry::new(settings);
-        let launcher = Arc::new(FakeLauncher(fake.clone()));
-        let app = App::with_client(config, launcher, client).unwrap();
-        Self {
-            middleware: Middleware::new(
-                app,
-                routes::all(),
-                guard.into(),
-                ([127, 0, 0, 1], 11434).into(),
-                None,
-            ),
-            fake,
-            _models: models,
-        }
+        TestApp::new(change, change_client).serve(None)
+    }
+
+    /// A server that is a mirror, too.
+    async fn with_mirror(change: impl FnOnce(&mut Config)) -> Self {
+        let test = TestApp::new(change, |_| {});
+        let (store, config) = (test.app.shared_store().clone(), test.app.config());
+        let client =
+            puna_registry::Registry::new(crate::models::registry_client_settings::settings(config));
+        let registry = Registry::new(store, client, config, test.authorizer.clone());
+        let registry = registry.await.unwrap();
+        test.serve(Some(registry))
     }
 
     async fn send(&self, request: Request<Body>) -> TestResponse {

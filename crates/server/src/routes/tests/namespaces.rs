@@ -1,4 +1,7 @@
-//! Every route of the table, called with API keys that are limited to a namespace.
+//! Every route of the table and of the registry, called with API keys that are limited to a
+//! namespace.
+
+use puna_mirror::{Grant, Permission, REGISTRY_ROUTES, RegistryRoute, Resource};
 
 use super::*;
 use crate::auth::caller::ModelAccess;
@@ -7,27 +10,32 @@ use crate::routes::table::Route;
 
 const SECRET: &str = "ANNA-PRIVATE-SYSTEM";
 
-/// A server with the models `anna/secret` and `bob/own`, and the keys of an administrator and of
-/// bob.
+/// A server and mirror with the models `anna/secret` and `bob/own`, and the keys of an
+/// administrator, of bob, and of a reader.
 struct SharedServer {
     server: TestServer,
     admin: String,
     bob: String,
+    reader: String,
 }
 
 impl SharedServer {
     async fn new() -> Self {
-        let (mut admin, mut bob) = (String::new(), String::new());
-        let server = TestServer::with(|config| {
+        let (mut admin, mut bob, mut reader) = (String::new(), String::new(), String::new());
+        let server = TestServer::with_mirror(|config| {
+            config.mirror.delete = true;
+            config.mirror.anonymous = false;
             KeyFile::change(&config.keys, |file| {
                 admin = file.add("admin", vec![Scope::Admin])?;
                 bob = file.add("bob", vec![Scope::Models, Scope::Inference])?;
                 file.keys[1].namespaces = vec!["bob".into()];
+                reader = file.add("reader", vec![Scope::Inference])?;
                 Ok::<_, crate::auth::KeyError>(())
             })
             .unwrap();
-        });
-        let shared = Self { server, admin, bob };
+        })
+        .await;
+        let shared = Self { server, admin, bob, reader };
         for name in ["anna/secret", "bob/own"] {
             let body = json!({"model": name, "from": "cria", "system": SECRET, "stream": false});
             let made = shared.call(&shared.admin, "POST", "/api/create", &body).await;
@@ -40,6 +48,20 @@ impl SharedServer {
         let request = Request::builder().method(method).uri(path);
         let request = request.header("x-api-key", key).header("x-request-id", "test");
         self.server.send(request.body(Body::from(body.to_string())).unwrap()).await
+    }
+
+    /// Calls a route of the registry for a repository.
+    async fn call_registry(
+        &self,
+        key: &str,
+        route: &RegistryRoute,
+        method: &str,
+        name: &str,
+    ) -> TestResponse {
+        let digest = puna_store::Digest::of(SECRET.as_bytes()).to_string();
+        let path = route.path.replace("{name}", name).replace("{reference}", "latest");
+        let path = path.replace("{digest}", &digest).replace("{upload}", &"0f".repeat(16));
+        self.call(key, method, &path, &json!({})).await
     }
 
     /// Calls a route for a model, whatever the route calls its fields.
@@ -183,4 +205,61 @@ async fn blobs_of_other_namespaces_cannot_be_guessed_or_used() {
     assert_eq!(send(&shared.bob, "HEAD", "").await, 200);
     let uploaded = shared.call(&shared.bob, "POST", "/api/create", &files).await;
     assert!(!uploaded.body.contains("is not in the store"), "{}", uploaded.body);
+}
+
+#[tokio::test]
+async fn registry_routes_follow_the_rule_for_every_key_and_repository() {
+    let shared = SharedServer::new().await;
+    let own = ["bob".to_owned()];
+    let grant = |permission, namespaces| Grant { permission, namespaces };
+    let everywhere = &["bob/own", "anna/secret", "anna/absent", "library/cria"][..];
+    // The administrator may delete, so only what is absent.
+    let absent = &["bob/absent", "anna/absent", "library/absent"][..];
+    for (key, grant, names) in [
+        (&shared.admin, grant(Permission::Admin, &[]), absent),
+        (&shared.bob, grant(Permission::Write, &own), everywhere),
+        (&shared.reader, grant(Permission::Read, &[]), everywhere),
+    ] {
+        for route in REGISTRY_ROUTES {
+            for (method, permission) in route.methods {
+                for name in names {
+                    let resource = match route.path.contains("{name}") {
+                        true => Resource::Namespace(name.split_once('/').unwrap().0),
+                        false => Resource::Server,
+                    };
+                    let may = grant.may(puna_mirror::Action::Registry(*permission), resource);
+                    let answer = shared.call_registry(key, route, method, name).await;
+                    let what = format!("{grant:?} {method} {} {name}: {}", route.path, answer.body);
+                    assert_ne!(answer.status, 401, "{what}");
+                    assert_eq!(answer.status != 403, may, "{} {what}", answer.status);
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_confined_key_learns_nothing_of_other_namespaces_on_any_registry_route() {
+    let shared = SharedServer::new().await;
+    for route in REGISTRY_ROUTES {
+        for (method, _) in route.methods {
+            let stored = shared.call_registry(&shared.bob, route, method, "anna/secret").await;
+            let absent = shared.call_registry(&shared.bob, route, method, "anna/absent").await;
+            let what = format!("{method} {}: {}", route.path, stored.body);
+            assert!(!stored.body.contains(SECRET), "{what}");
+            if route.path.contains("{name}") {
+                let alike = stored.body.replace("secret", "absent");
+                assert_eq!((stored.status, alike), (absent.status, absent.body), "{what}");
+            } else if route.path != "/v2/token" {
+                assert!(!stored.body.contains("anna"), "{what}");
+                let anonymous = shared.call_registry("", route, method, "anna/secret").await;
+                assert_eq!(anonymous.status, 401, "{what}");
+            }
+        }
+    }
+    // Bob sees the own model, and the administrator both.
+    let listed = shared.call(&shared.bob, "GET", "/v2/_catalog", &Value::Null).await;
+    assert_eq!(listed.json()["repositories"], json!(["bob/own"]));
+    let listed = shared.call(&shared.admin, "GET", "/v2/_catalog", &Value::Null).await;
+    assert!(listed.body.contains("anna/secret"), "{}", listed.body);
 }
