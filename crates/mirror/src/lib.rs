@@ -73,7 +73,7 @@ pub use storage::{
 pub use types::manifest::{Descriptor, Manifest, ManifestKind};
 pub use types::manifest_error::{ManifestError, ManifestProblem};
 pub use types::name_error::NameError;
-pub use types::name_pattern::{check_namespace, matches_pattern as namespace_matches};
+pub use types::name_pattern::check_namespace;
 pub use types::quota_unit::QuotaUnit;
 pub use types::repository::{Reference, Repository};
 pub use types::shared_table::{SharedTable, TableExemption, TableLimit};
