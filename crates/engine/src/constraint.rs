@@ -7,6 +7,7 @@
 //! and the token that would begin it is sampled again with the mask.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -55,19 +56,20 @@ impl MaskThreads {
         }
     }
 
-    /// Compiles a constraint; `whole` for an answer that must be complete.
+    /// Compiles a constraint until `cancelled` is set; `whole` for an answer that must be complete.
     pub fn grammar(
         &self,
         constraint: &Constraint,
         tokenizer: &Tokenizer,
         whole: bool,
+        cancelled: &AtomicBool,
     ) -> Result<Grammar, GrammarError> {
         let made = self.grammars.get_or_init(|| {
             let spellings = (0..tokenizer.vocab_size() as u32).map(|id| spelling(tokenizer, id));
             GrammarCompiler::new(spellings, tokenizer.eog())
         });
         let grammars = made.as_ref().map_err(Clone::clone)?;
-        if whole { grammars.compile_with_end(constraint) } else { grammars.compile(constraint) }
+        grammars.try_compile(constraint, whole, cancelled)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Handle to a loaded model and its engine thread.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -194,7 +194,7 @@ impl Engine {
     ///
     /// The constraint is invalid or too large.
     pub fn grammar(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
-        self.inner.masks.grammar(constraint, &self.inner.tokenizer, false)
+        self.try_grammar(constraint, false, &AtomicBool::new(false))
     }
 
     /// Like [`Engine::grammar`], for an answer that must be complete: the engine ends it in time
@@ -205,7 +205,21 @@ impl Engine {
     ///
     /// As [`Engine::grammar`].
     pub fn whole_grammar(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
-        self.inner.masks.grammar(constraint, &self.inner.tokenizer, true)
+        self.try_grammar(constraint, true, &AtomicBool::new(false))
+    }
+
+    /// Like [`Engine::grammar`] or, `whole`, [`Engine::whole_grammar`], until `cancelled` is set.
+    ///
+    /// # Errors
+    ///
+    /// As these, and [`GrammarError::Cancelled`].
+    pub fn try_grammar(
+        &self,
+        constraint: &Constraint,
+        whole: bool,
+        cancelled: &AtomicBool,
+    ) -> Result<Grammar, GrammarError> {
+        self.inner.masks.grammar(constraint, &self.inner.tokenizer, whole, cancelled)
     }
 
     /// Checks a request without running it.

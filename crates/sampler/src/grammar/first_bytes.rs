@@ -12,8 +12,8 @@ use llguidance::earley::Grammar;
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::panic_utils::catch_unwind;
 
-use super::GrammarError;
 use super::library_error::{limit_message, reason};
+use super::{Cancellation, GrammarError};
 
 /// Work budget for all first bytes; about half a second.
 const FUEL: u64 = 4_000_000;
@@ -35,10 +35,11 @@ pub fn load(
 /// Computes the bytes that expressions may start with.
 ///
 /// # Errors
-/// [`GrammarError::TooComplex`]
+/// [`GrammarError::TooComplex`] or [`GrammarError::Cancelled`]
 pub fn check_first_bytes(
     factory: &ParserFactory,
     expressions: &LexerSpec,
+    cancellation: &Cancellation<'_>,
 ) -> Result<(), GrammarError> {
     let mut expressions = expressions.clone();
     expressions.add_extra_lexemes(&factory.extra_lexemes());
@@ -48,6 +49,7 @@ pub fn check_first_bytes(
     states.set_fuel(FUEL);
     let start = states.initial_state(&expressions.all_lexemes());
     for byte in 0..=u8::MAX {
+        cancellation.check()?;
         states.transition(start, byte);
         if let Some(error) = states.get_error() {
             return Err(GrammarError::TooComplex(limit_message(&error).into()));

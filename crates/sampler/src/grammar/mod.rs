@@ -21,6 +21,7 @@ mod tests;
 mod unquoted_string;
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::constraint_size::CONSTRAINT_BYTES_MAX;
@@ -102,6 +103,9 @@ pub enum GrammarError {
     /// The vocabulary has no token that ends a text.
     #[error("constrained output needs an end-of-text token, which this model does not have")]
     NoEndToken,
+    /// The caller has cancelled the compilation.
+    #[error("the compilation of the constraint was cancelled")]
+    Cancelled,
     /// The operating system provides no thread to compile a constraint.
     #[error("cannot start a thread to compile the constraint: {0}")]
     ThreadFailed(String),
@@ -144,6 +148,15 @@ pub struct GrammarToken<'a> {
     pub is_text: bool,
 }
 
+/// Whether the caller of a compilation still wants its result.
+struct Cancellation<'a>(&'a (dyn Fn() -> bool + Sync));
+
+impl Cancellation<'_> {
+    fn check(&self) -> Result<(), GrammarError> {
+        if (self.0)() { Err(GrammarError::Cancelled) } else { Ok(()) }
+    }
+}
+
 /// Compiles constraints for one vocabulary. Made once per model, since it sorts all tokens.
 pub struct GrammarCompiler {
     factory: ParserFactory,
@@ -181,7 +194,7 @@ impl GrammarCompiler {
     /// # Errors
     /// The error in the constraint, as a sentence for its author.
     pub fn compile(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
-        self.compile_as(constraint, false)
+        self.compile_unless(constraint, false, &|| false)
     }
 
     /// Compiles a constraint for an answer that must be complete. The grammar knows its [shortest
@@ -190,10 +203,30 @@ impl GrammarCompiler {
     /// # Errors
     /// Like [`GrammarCompiler::compile`], and if no end of the constraint is known.
     pub fn compile_with_end(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
-        self.compile_as(constraint, true)
+        self.compile_unless(constraint, true, &|| false)
     }
 
-    fn compile_as(&self, constraint: &Constraint, with_end: bool) -> Result<Grammar, GrammarError> {
+    /// Like [`GrammarCompiler::compile`] or, `with_end`, [`GrammarCompiler::compile_with_end`],
+    /// until `cancelled` is set. The library limits each phase of the compilation; the flag is read
+    /// between phases.
+    ///
+    /// # Errors
+    /// Like these, and [`GrammarError::Cancelled`].
+    pub fn try_compile(
+        &self,
+        constraint: &Constraint,
+        with_end: bool,
+        cancelled: &AtomicBool,
+    ) -> Result<Grammar, GrammarError> {
+        self.compile_unless(constraint, with_end, &|| cancelled.load(Ordering::Acquire))
+    }
+
+    fn compile_unless(
+        &self,
+        constraint: &Constraint,
+        with_end: bool,
+        is_cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Grammar, GrammarError> {
         let bytes = constraint.bytes();
         if bytes > CONSTRAINT_BYTES_MAX {
             return Err(GrammarError::TooLarge(bytes));
@@ -201,7 +234,9 @@ impl GrammarCompiler {
         std::thread::scope(|scope| {
             let thread =
                 std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
-            let begun = thread.spawn_scoped(scope, || self.compile_here(constraint, with_end));
+            let begun = thread.spawn_scoped(scope, || {
+                self.compile_here(constraint, with_end, &Cancellation(is_cancelled))
+            });
             let thread = begun.map_err(|e| GrammarError::ThreadFailed(e.to_string()))?;
             thread.join().unwrap_or_else(|_| {
                 Err(GrammarError::ThreadFailed("the thread has stopped".into()))
@@ -213,7 +248,9 @@ impl GrammarCompiler {
         &self,
         constraint: &Constraint,
         with_end: bool,
+        cancellation: &Cancellation<'_>,
     ) -> Result<Grammar, GrammarError> {
+        cancellation.check()?;
         let own = matches!(constraint, Constraint::Lark(_));
         let (source, into_error): (_, fn(String) -> GrammarError) = match constraint {
             Constraint::Json => (json(schema::any_object()), GrammarError::Schema),
@@ -233,17 +270,20 @@ impl GrammarCompiler {
                 )
             }
         };
+        cancellation.check()?;
         let parts = first_bytes::load(&self.factory, source, own).map_err(into_error)?;
-        first_bytes::check_first_bytes(&self.factory, &parts.1)?;
+        first_bytes::check_first_bytes(&self.factory, &parts.1, cancellation)?;
         let parts = GrammarInit::Internal(parts.0, parts.1);
         let parser = self
             .factory
             .create_parser_from_init_default(parts)
             .map_err(|e| into_error(reason(&e, own)))?;
+        cancellation.check()?;
         let end_tracker = with_end
             .then(|| self.end_tracker(&parser))
             .transpose()
             .map_err(|e| end_error(e, into_error))?;
+        cancellation.check()?;
         let end_tracker = end_tracker.map(Box::new);
         let mut grammar = Grammar {
             matcher: Matcher::new(Ok(parser)),

@@ -57,7 +57,10 @@ impl Preparer {
         let format = task.format.as_ref().filter(|_| call.is_none());
         let is_complete = |constraint: &Constraint| matches!(constraint, Constraint::Schema(_));
         let format = format
-            .map(|constraint| self.generator.grammar(constraint, is_complete(constraint)))
+            .map(|constraint| {
+                let cancelled = handle.cancelled();
+                self.generator.grammar(constraint, is_complete(constraint), cancelled)
+            })
             .transpose();
         let mut grammar = call.or(format.map_err(ApiError::bad_request)?);
         check_connected(handle)?;

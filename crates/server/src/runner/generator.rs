@@ -155,8 +155,13 @@ pub trait Generator: Send + Sync {
     /// limit could cut it.
     ///
     /// # Errors
-    /// The reason why the constraint is invalid.
-    fn grammar(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, String>;
+    /// The reason why the constraint is invalid, or `cancelled` was set.
+    fn grammar(
+        &self,
+        constraint: &Constraint,
+        whole: bool,
+        cancelled: &AtomicBool,
+    ) -> Result<Grammar, String>;
 
     /// Checks that the engine can run a generation.
     ///

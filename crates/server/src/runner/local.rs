@@ -398,13 +398,13 @@ impl Generator for LocalGenerator {
         self.tokenizer().vocab_size()
     }
 
-    fn grammar(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, String> {
-        let result = if whole {
-            self.engine.whole_grammar(constraint)
-        } else {
-            self.engine.grammar(constraint)
-        };
-        result.map_err(|e| e.to_string())
+    fn grammar(
+        &self,
+        constraint: &Constraint,
+        whole: bool,
+        cancelled: &AtomicBool,
+    ) -> Result<Grammar, String> {
+        self.engine.try_grammar(constraint, whole, cancelled).map_err(|e| e.to_string())
     }
 
     fn check_request(&self, request: &Request) -> Result<(), EngineError> {

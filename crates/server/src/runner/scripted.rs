@@ -387,8 +387,13 @@ impl Generator for ScriptedModel {
         self.model.vocab_size()
     }
 
-    fn grammar(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, String> {
-        self.model.grammar(constraint, whole)
+    fn grammar(
+        &self,
+        constraint: &Constraint,
+        whole: bool,
+        cancelled: &AtomicBool,
+    ) -> Result<Grammar, String> {
+        self.model.grammar(constraint, whole, cancelled)
     }
 
     fn check_request(&self, request: &Request) -> Result<(), EngineError> {

@@ -41,6 +41,10 @@ const LARGE_PREPARER_THREADS: usize = 2;
 /// without one never wait for it.
 const CONSTRAINT_PREPARER_THREADS: usize = 2;
 
+/// Maximum number of constraints of one client that are compiled at a time in a queue, so that one
+/// thread remains for others.
+const CLIENT_CONSTRAINTS: usize = CONSTRAINT_PREPARER_THREADS - 1;
+
 /// Size in bytes that takes a tokenizer some tens of milliseconds.
 const LARGE_TASK_BYTES: usize = 256 << 10;
 
@@ -193,11 +197,12 @@ fn serve(
         .spawn(move || send_heartbeats(generator_for_heartbeats.as_ref(), &to, &stopped))?;
     let preparer = Arc::new(Preparer::new(generator.clone()));
     let cores = thread::available_parallelism().map_or(PREPARER_THREADS.0, usize::from);
-    let ordinary =
-        spawn_preparers("prepare", cores.clamp(PREPARER_THREADS.0, PREPARER_THREADS.1), &preparer)?;
-    let large = spawn_preparers("prepare large", LARGE_PREPARER_THREADS, &preparer)?;
-    let constrained = spawn_preparers("prepare form", CONSTRAINT_PREPARER_THREADS, &preparer)?;
-    let large_constrained = spawn_preparers("large form", CONSTRAINT_PREPARER_THREADS, &preparer)?;
+    let cores = cores.clamp(PREPARER_THREADS.0, PREPARER_THREADS.1);
+    let start = |name, threads, share| spawn_preparers(name, threads, share, &preparer);
+    let ordinary = start("prepare", cores, cores)?;
+    let large = start("prepare large", LARGE_PREPARER_THREADS, LARGE_PREPARER_THREADS)?;
+    let constrained = start("prepare form", CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS)?;
+    let large_constrained = start("large form", CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS)?;
     let tasks = Arc::new(Tasks::default());
     while let Some(message) = read::<RunnerRequest>(incoming)? {
         match message {
@@ -253,9 +258,15 @@ fn send_heartbeats(
     }
 }
 
-/// Starts threads that share a queue of tasks. They exit when the queue closes.
-fn spawn_preparers(name: &str, count: usize, preparer: &Arc<Preparer>) -> io::Result<QueueSender> {
-    let queue = Arc::<PrepareQueue>::default();
+/// Starts threads that share a queue of tasks, of which `share` work for one client. They exit when
+/// the queue closes.
+fn spawn_preparers(
+    name: &str,
+    count: usize,
+    share: usize,
+    preparer: &Arc<Preparer>,
+) -> io::Result<QueueSender> {
+    let queue = Arc::new(PrepareQueue::new(share));
     for i in 0..count {
         let (preparer, queue) = (preparer.clone(), queue.clone());
         thread::Builder::new()
@@ -267,7 +278,7 @@ fn spawn_preparers(name: &str, count: usize, preparer: &Arc<Preparer>) -> io::Re
 
 /// Prepares tasks until the queue closes. A panic fails its own task only.
 fn prepare_all(preparer: &Preparer, queue: &PrepareQueue) {
-    while let Some((handle, task)) = queue.next() {
+    while let Some((_running, handle, task)) = queue.next() {
         if handle.state.is_cancelled() {
             continue;
         }

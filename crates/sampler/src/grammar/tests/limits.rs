@@ -1,5 +1,7 @@
 //! Limits of numbers, strings and names in schemas.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use super::*;
 
 #[test]
@@ -34,9 +36,32 @@ fn unbounded_first_byte_searches_are_refused() {
     let source = json(json!({"type": "integer", "multipleOf": 62_615_533, "x-guidance": {}}));
     let (start, parts) =
         (Instant::now(), first_bytes::load(&grammars.factory, source, false).unwrap());
-    let refused = first_bytes::check_first_bytes(&grammars.factory, &parts.1);
+    let refused =
+        first_bytes::check_first_bytes(&grammars.factory, &parts.1, &Cancellation(&|| false));
     assert!(matches!(refused, Err(GrammarError::TooComplex(_))), "{refused:?}");
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_cancelled_compilation_ends_before_its_next_phase() {
+    let grammars = grammars();
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}});
+    let constraint = Constraint::schema(schema);
+    let check_count = AtomicUsize::new(0);
+    let count = || check_count.fetch_add(1, Ordering::Relaxed);
+    assert!(grammars.compile_unless(&constraint, true, &|| count() == usize::MAX).is_ok());
+    let checks = check_count.load(Ordering::Relaxed);
+    // Before and after the schema is read, for each first byte, and around the search for the end.
+    assert_eq!(checks, 2 + 256 + 2);
+    for last in [0, 1, 2, 100, 257, 258, 259] {
+        check_count.store(0, Ordering::Relaxed);
+        let cancelled = grammars.compile_unless(&constraint, true, &|| count() == last);
+        assert_eq!(cancelled.err(), Some(GrammarError::Cancelled));
+        assert_eq!(check_count.load(Ordering::Relaxed), last + 1, "nothing follows");
+    }
+    let flag = AtomicBool::new(true);
+    let cancelled = grammars.try_compile(&constraint, false, &flag);
+    assert_eq!(cancelled.err(), Some(GrammarError::Cancelled));
 }
 
 #[test]

@@ -257,7 +257,7 @@ impl Generator for FakeEngine {
         256
     }
 
-    fn grammar(&self, form: &Constraint, _: bool) -> Result<Grammar, String> {
+    fn grammar(&self, form: &Constraint, _: bool, _: &AtomicBool) -> Result<Grammar, String> {
         while self.fake.dawdles.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(1));
         }
