@@ -1,7 +1,7 @@
 //! API keys and what they permit. The embedding server provides the keys.
 //!
-//! [`Grant::may`] is the one rule for every route of the registry, and of the embedding server's own
-//! APIs.
+//! [`Grant::may`] is the one rule for every route of the registry, and of the own APIs of the
+//! embedding server.
 
 use std::any::Any;
 

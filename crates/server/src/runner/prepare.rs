@@ -226,19 +226,15 @@ impl Preparer {
             output_parser_after(task, text, if starts_in_answer { &text.prompt } else { "" })
         })?;
         let constraint = forced::constraint(&form, tools, calls_max(task) > 1, tags)?;
-        let grammar =
-            self.generator.grammar(&constraint, true, handle.cancelled()).map_err(|error| {
-                let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
-                let candidates = if small { tools } else { &[] };
-                // Each candidate takes as long as the whole, so a disconnected client ends the search.
-                let refused = |form: &_| {
-                    let cancelled = handle.cancelled();
-                    check_connected(handle)
-                        .ok()
-                        .and_then(|()| self.generator.grammar(form, true, cancelled).err())
-                };
-                forced::rejected_tool_error(&form, candidates, &error, refused)
-            })?;
+        let compile = |form: &_| self.generator.grammar(form, true, handle.cancelled());
+        let grammar = compile(&constraint).map_err(|error| {
+            let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
+            let candidates = if small { tools } else { &[] };
+            // Each candidate takes as long as the whole, so a disconnected client ends the search.
+            let refused =
+                |form: &_| check_connected(handle).ok().and_then(|()| compile(form).err());
+            forced::rejected_tool_error(&form, candidates, &error, refused)
+        })?;
         Ok(Some((grammar, form.before)))
     }
 

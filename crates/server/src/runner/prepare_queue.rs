@@ -1,6 +1,6 @@
 //! Queue of tasks that wait to be prepared, with fair queueing between clients. A client with many
-//! expensive tasks delays another client by at most one of them. In a queue with a share, the threads
-//! that work on tasks of one client are at most that many.
+//! expensive tasks delays another client by at most one of them. Threads work on at most `share`
+//! tasks of one client.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
