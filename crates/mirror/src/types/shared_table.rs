@@ -27,6 +27,8 @@ pub enum TableLimit {
     Entries(usize),
     /// A number of bytes.
     Bytes(usize),
+    /// A number of bytes of something.
+    BytesOf(&'static str, usize),
     /// A limit without a number, or with one that a setting states.
     Rule(&'static str),
 }
@@ -44,10 +46,11 @@ impl fmt::Display for TableLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Entries(count) => f.write_str(&with_separators(count)),
-            Self::Bytes(bytes) if bytes >= 1 << 20 && bytes % (1 << 20) == 0 => {
+            Self::Bytes(bytes) if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => {
                 write!(f, "{} MiB", with_separators(bytes >> 20))
             }
             Self::Bytes(bytes) => write!(f, "{} bytes", with_separators(bytes)),
+            Self::BytesOf(what, bytes) => write!(f, "{what}: {}", Self::Bytes(bytes)),
             Self::Rule(text) => f.write_str(text),
         }
     }
@@ -77,9 +80,13 @@ mod tests {
             TableLimit::Entries(1_000_000),
             TableLimit::Bytes(640 << 20),
             TableLimit::Bytes(5000),
+            TableLimit::BytesOf("one request", 3 << 20),
             TableLimit::Rule("half"),
         ];
         let shown = shown.map(|limit| limit.to_string());
-        assert_eq!(shown, ["64", "1,000,000", "640 MiB", "5,000 bytes", "half"]);
+        assert_eq!(
+            shown,
+            ["64", "1,000,000", "640 MiB", "5,000 bytes", "one request: 3 MiB", "half"]
+        );
     }
 }

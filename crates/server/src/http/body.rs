@@ -405,7 +405,7 @@ mod tests {
             )
         };
         assert_eq!(decode(pack(2 << 20), true).await, 503);
-        assert_eq!(decode(pack(300 << 10), true).await, 200);
+        assert_eq!(decode(pack(200 << 10), true).await, 200);
         assert_eq!(budget.free_bytes(), 1 << 20);
     }
 

@@ -34,7 +34,7 @@ pub(crate) static BODY_MEMORY: SharedTable = SharedTable {
     limits: &[TableLimit::Bytes(BODY_BUDGET_BYTES)],
     shares: &[
         TableLimit::Rule("as much as then remains for others"),
-        TableLimit::Bytes(SINGLE_REQUEST_BYTES),
+        TableLimit::BytesOf("one request", SINGLE_REQUEST_BYTES),
     ],
     when_full: "503 with `Retry-After` for this client",
     test: "a_client_with_many_bodies_leaves_half_of_the_budget_to_another",
