@@ -162,7 +162,7 @@ impl Generator for ClockGenerator {
         256
     }
 
-    fn grammar(&self, _: &Constraint, _: bool) -> Result<Grammar, String> {
+    fn grammar(&self, _: &Constraint, _: bool, _: &AtomicBool) -> Result<Grammar, String> {
         Err("a clock has no grammar".into())
     }
 

@@ -101,7 +101,7 @@ mod tests {
             prompts.get_or_insert(key, || Ok(tokens.to_vec())).unwrap().to_vec()
         };
         assert_eq!(get(0, &[7]), [7]);
-        (1..=2 * MAX_CACHED).for_each(|key| assert_eq!(get(key, &[]), []));
+        (1..=2 * MAX_CACHED).for_each(|key| assert!(get(key, &[]).is_empty()));
         assert_eq!(lock(&prompts.0).len(), MAX_CACHED);
         // It is computed again, and then found.
         assert_eq!([get(0, &[8]), get(0, &[9])], [[8], [8]]);
