@@ -50,15 +50,16 @@ impl SharedServer {
         self.server.send(request.body(Body::from(body.to_string())).unwrap()).await
     }
 
-    /// Calls a route of the registry for a repository.
+    /// Calls a route of the registry for a repository. `content` is what the digest stands for.
     async fn call_registry(
         &self,
         key: &str,
         route: &RegistryRoute,
         method: &str,
         name: &str,
+        content: &str,
     ) -> TestResponse {
-        let digest = puna_store::Digest::of(SECRET.as_bytes()).to_string();
+        let digest = puna_store::Digest::of(content.as_bytes()).to_string();
         let path = route.path.replace("{name}", name).replace("{reference}", "latest");
         let path = path.replace("{digest}", &digest).replace("{upload}", &"0f".repeat(16));
         self.call(key, method, &path, &json!({})).await
@@ -228,7 +229,7 @@ async fn registry_routes_follow_the_rule_for_every_key_and_repository() {
                         false => Resource::Server,
                     };
                     let may = grant.may(puna_mirror::Action::Registry(*permission), resource);
-                    let answer = shared.call_registry(key, route, method, name).await;
+                    let answer = shared.call_registry(key, route, method, name, "absent").await;
                     let what = format!("{grant:?} {method} {} {name}: {}", route.path, answer.body);
                     assert_ne!(answer.status, 401, "{what}");
                     assert_eq!(answer.status != 403, may, "{} {what}", answer.status);
@@ -243,8 +244,11 @@ async fn a_confined_key_learns_nothing_of_other_namespaces_on_any_registry_route
     let shared = SharedServer::new().await;
     for route in REGISTRY_ROUTES {
         for (method, _) in route.methods {
-            let stored = shared.call_registry(&shared.bob, route, method, "anna/secret").await;
-            let absent = shared.call_registry(&shared.bob, route, method, "anna/absent").await;
+            let call = async |key: &str, name: &str| {
+                shared.call_registry(key, route, method, name, SECRET).await
+            };
+            let stored = call(&shared.bob, "anna/secret").await;
+            let absent = call(&shared.bob, "anna/absent").await;
             let what = format!("{method} {}: {}", route.path, stored.body);
             assert!(!stored.body.contains(SECRET), "{what}");
             if route.path.contains("{name}") {
@@ -252,7 +256,7 @@ async fn a_confined_key_learns_nothing_of_other_namespaces_on_any_registry_route
                 assert_eq!((stored.status, alike), (absent.status, absent.body), "{what}");
             } else if route.path != "/v2/token" {
                 assert!(!stored.body.contains("anna"), "{what}");
-                let anonymous = shared.call_registry("", route, method, "anna/secret").await;
+                let anonymous = call("", "anna/secret").await;
                 assert_eq!(anonymous.status, 401, "{what}");
             }
         }
