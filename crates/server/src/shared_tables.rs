@@ -26,6 +26,7 @@ pub static SHARED_TABLES: &[&SharedTable] = &[
     &crate::api::openai::responses::store::STORED_RESPONSES,
     &crate::api::image_urls::IMAGE_FETCHES,
     &crate::auth::rate_limits::KEY_REQUESTS,
+    &crate::models::blob_access::UPLOADED_BLOBS,
     &crate::models::memory_plans::PLANNED_MODELS,
     &crate::remote::description_cache::REMOTE_DESCRIPTIONS,
     &crate::metrics::MODEL_METRICS,

@@ -38,6 +38,7 @@ impl EmbedTurn {
 mod tests {
     use super::*;
 
+    /// Time of a step of embeddings.
     const STEP: Duration = Duration::from_millis(60);
 
     /// Time of generation between two steps of embeddings.

@@ -8,6 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
+use puna_mirror::{SharedTable, TableLimit};
 use puna_store::{Digest, Store, StoreError};
 
 use crate::auth::caller::{Action, Caller};
@@ -15,6 +16,16 @@ use crate::util::lock::lock;
 
 /// Number of uploads that are known for each list of namespaces. Older ones have to be sent again.
 pub(crate) const MAX_UPLOADED_BLOBS: usize = 10_000;
+
+/// Description of [`UploadedBlobs`].
+pub(crate) static UPLOADED_BLOBS: SharedTable = SharedTable {
+    name: "uploads for `create` of keys with namespaces",
+    holders: &["puna_server::models::blob_access::UploadedBlobs"],
+    limits: &[TableLimit::Rule("keys that exist")],
+    shares: &[TableLimit::Entries(MAX_UPLOADED_BLOBS)],
+    when_full: "the oldest of these namespaces is forgotten, and has to be uploaded again",
+    test: "a_caller_with_many_uploads_forgets_only_its_own",
+};
 
 /// Digests of uploads by the namespaces of their callers.
 #[derive(Debug, Default)]
@@ -64,15 +75,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_caller_knows_its_newest_uploads_only() {
+    fn a_caller_with_many_uploads_forgets_only_its_own() {
         let uploads = UploadedBlobs::default();
         let [bob, eve] = ["bob", "eve"].map(|name| Caller::new(&[name.to_owned()]));
         let digest = |n: usize| Digest::of(n.to_string().as_bytes());
+        uploads.record(&eve, &digest(0));
         for n in 0..=MAX_UPLOADED_BLOBS {
             uploads.record(&bob, &digest(n));
         }
         assert!(uploads.has_uploaded(&bob, &digest(MAX_UPLOADED_BLOBS)));
         assert!(!uploads.has_uploaded(&bob, &digest(0)), "the oldest one is forgotten");
+        assert!(uploads.has_uploaded(&eve, &digest(0)));
         assert!(!uploads.has_uploaded(&eve, &digest(1)));
     }
 }
