@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use puna_server::{Config, ConfigError};
+use puna_server::file_worker::FileWorker;
+use puna_server::{Config, ConfigError, SandboxMode};
 use puna_store::Store;
 
 /// The user's home directory.
@@ -17,6 +18,20 @@ pub fn home() -> Option<PathBuf> {
 /// cannot be read.
 pub fn store() -> anyhow::Result<Store> {
     Ok(Config::from_env()?.store()?)
+}
+
+/// Launcher of sandboxed processes for jobs on files of strangers. Without a home directory, the
+/// settings have their defaults.
+///
+/// # Errors
+/// A setting is invalid, or the path of this program is unknown.
+pub fn file_worker() -> anyhow::Result<FileWorker> {
+    let (debug, sandbox) = match Config::from_env() {
+        Ok(config) => (config.debug, config.sandbox),
+        Err(ConfigError::NoHome) => (0, SandboxMode::default()),
+        Err(error) => return Err(error.into()),
+    };
+    Ok(FileWorker::this_program(debug, sandbox)?)
 }
 
 /// The configured kernel level.

@@ -33,6 +33,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
         return Ok(worker::run(socket, &ClockLoader, |_| Sandbox::default())?);
     }
+    if std::env::args().nth(1).as_deref() == Some("worker") {
+        return Ok(puna_server::file_worker::main()?);
+    }
     let config = puna_server::Config::from_env()?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let listener = puna_server::listen(&config.address, "OLLAMA_HOST").await?;

@@ -3,7 +3,7 @@
 //!
 //! [`serve`] answers requests on a listener until shutdown. [`listen`] opens the listener and
 //! reports which program occupies a port. [`runner::main`] implements the hidden subcommand
-//! `runner` of the program.
+//! `runner` of the program, [`file_worker::main`] the hidden subcommand `worker`.
 //!
 //! A request passes these modules: [`http`] (connections, bodies) → `middleware` (origin, host,
 //! route table, API keys of [`auth`]) → `routes` → `api` (to a [`canonical`] request) →
@@ -18,6 +18,7 @@ pub mod auth;
 pub mod canonical;
 pub mod config;
 mod error;
+pub mod file_worker;
 pub mod http;
 mod metrics;
 mod middleware;
@@ -48,6 +49,7 @@ pub use http::listen::{ListenError, listen};
 pub use models::memory::read as memory;
 pub use models::registry_client_settings::settings as registry_settings;
 pub use options::speculate;
+pub use runner::sandbox::SandboxMode;
 pub use version::{OLLAMA_VERSION, VERSION};
 
 /// Answers requests until `end` is ready, then gives running requests a few seconds and unloads all
@@ -60,7 +62,8 @@ pub async fn serve(
     listener: TcpListener,
     end: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let launcher = Arc::new(runner::launch::ProcessLauncher::this_program(config.debug)?);
+    let launcher =
+        Arc::new(runner::launch::ProcessLauncher::this_program(config.debug, config.sandbox)?);
     run_app(app::App::new(config, launcher)?, listener, end, mpsc::channel(1).1).await
 }
 
@@ -76,7 +79,8 @@ pub async fn serve_reloading(
     end: impl Future<Output = ()>,
     reload: mpsc::Receiver<()>,
 ) -> Result<(), ServeError> {
-    let launcher = Arc::new(runner::launch::ProcessLauncher::this_program(config.debug)?);
+    let launcher =
+        Arc::new(runner::launch::ProcessLauncher::this_program(config.debug, config.sandbox)?);
     let app = app::App::new(config, launcher)?;
     app.create_blobs_dir();
     app.clean_up();
@@ -95,7 +99,7 @@ pub async fn serve_scripted(
     path: PathBuf,
 ) -> Result<(), ServeError> {
     let (_, read) = script::ScriptFile::open(path.clone(), script::ScriptPlayer::Model)?;
-    let mut launcher = runner::launch::ProcessLauncher::this_program(config.debug)?;
+    let mut launcher = runner::launch::ProcessLauncher::this_program(config.debug, config.sandbox)?;
     launcher.args.extend([runner::SCRIPT_FLAG.to_owned(), path.to_string_lossy().into_owned()]);
     let app = app::App::new(config, Arc::new(launcher))?;
     app.create_blobs_dir();
@@ -138,6 +142,11 @@ async fn run_app(
     let (address, config) = (listener.local_addr()?, app.config());
     for warning in &config.warnings {
         tracing::warn!("{warning}");
+    }
+    if config.sandbox == SandboxMode::Off {
+        tracing::warn!(
+            "the sandbox is off (sandbox = \"off\"): an error in a model file may give its author the rights of this user"
+        );
     }
     let write_timeout = config.write_timeout;
     let tls = config.tls.as_ref().map(http::tls::Tls::new).transpose()?.map(Arc::new);

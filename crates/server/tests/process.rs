@@ -1,7 +1,11 @@
 //! A real server with real runner processes and the embedded model: behaviour when one of them
 //! dies.
 //!
-//! The test program is its own runner: the argument `runner` makes it one.
+//! The test program is its own runner and file worker: the arguments `runner` and `worker` make it
+//! one.
+
+#[path = "process/workers.rs"]
+mod workers;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use puna_api::native::{ChatRequest, GenerateRequest, Message};
 use puna_api::{Client, ClientError, KeepAlive};
-use puna_server::Config;
+use puna_server::{Config, SandboxMode};
 use serde_json::json;
 
 fn main() {
@@ -22,9 +26,17 @@ fn main() {
                 std::process::exit(1);
             }
         }
+        Some("worker") => {
+            if let Err(error) = puna_server::file_worker::main() {
+                eprintln!("{error}");
+                std::process::exit(1);
+            }
+        }
         Some("server") => serve(&args[2]),
         #[cfg(target_os = "linux")]
         Some("escape") => escape(&args[2], &args[3]),
+        #[cfg(target_os = "linux")]
+        Some("escape-worker") => workers::escape(&args[2], &args[3]),
         _ => tests(&args[1..]),
     }
 }
@@ -35,7 +47,9 @@ fn serve(models: &str) {
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         println!("{}", listener.local_addr().unwrap().port());
-        let config = Config::with_models(std::path::Path::new(models));
+        let mut config = Config::with_models(std::path::Path::new(models));
+        let sandbox = std::env::var("PUNA_SANDBOX").unwrap_or_default();
+        config.sandbox = SandboxMode::from_name(&sandbox).unwrap_or_default();
         let mut terminated =
             tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).unwrap();
         let end = async {
@@ -86,6 +100,18 @@ const TESTS: &[Test] = &[
     ("no_escape_from_the_sandbox_succeeds", no_escape_from_the_sandbox_succeeds),
     #[cfg(target_os = "linux")]
     ("models_answer_inside_the_sandbox", models_answer_inside_the_sandbox),
+    #[cfg(target_os = "linux")]
+    (
+        "a_sandbox_that_is_off_is_shown_and_one_that_is_required_holds",
+        a_sandbox_that_is_off_is_shown_and_one_that_is_required_holds,
+    ),
+    ("workers_have_the_results_of_this_process", workers::workers_have_the_results_of_this_process),
+    (
+        "models_are_created_by_workers_with_progress",
+        workers::models_are_created_by_workers_with_progress,
+    ),
+    #[cfg(target_os = "linux")]
+    ("a_worker_ends_with_its_parent", workers::a_worker_ends_with_its_parent),
 ];
 
 /// Runs the tests with one of the words in their names. It supports `--list` and the harness
@@ -130,6 +156,15 @@ impl Server {
         let mut command = Command::new("sh");
         command.arg("-c").arg(format!("ulimit -n {most} && exec \"$0\" \"$@\""));
         command.arg(std::env::current_exe().unwrap()).arg("server").arg(models.path());
+        Self::start_with(models, command)
+    }
+
+    /// Starts a server with a value of the setting `sandbox`.
+    #[cfg(target_os = "linux")]
+    fn with_sandbox(mode: SandboxMode) -> Self {
+        let models = tempfile::tempdir().unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.arg("server").arg(models.path()).env("PUNA_SANDBOX", mode.name());
         Self::start_with(models, command)
     }
 
@@ -570,10 +605,21 @@ fn escape(model: &str, secret: &str) {
     // Inside, the process cannot ask for it.
     let parent = std::os::unix::process::parent_id();
     let start = Instant::now();
-    let sandbox = sandbox::close(&spec, &[]);
+    let sandbox = sandbox::close(SandboxMode::Auto, &spec.paths(), &[]);
     println!("time {}", start.elapsed().as_micros());
-    println!("active {}", sandbox.report);
-    println!("missing {}", sandbox.report.missing.join(", "));
+    print_attempts(&sandbox.report, model, secret, parent);
+}
+
+/// Prints the outcome of each attempt, on the first thread and on a later one.
+#[cfg(target_os = "linux")]
+fn print_attempts(
+    report: &puna_server::runner::sandbox::SandboxReport,
+    model: &str,
+    secret: &str,
+    parent: u32,
+) {
+    println!("active {report}");
+    println!("missing {}", report.missing.join(", "));
     let (model, secret) = (model.to_owned(), secret.to_owned());
     let attempts = move |thread: &str| {
         for (name, result) in attempts(&model, &secret, parent) {
@@ -662,19 +708,31 @@ fn system_call(number: libc::c_long, arguments: [usize; 4]) -> std::io::Result<(
 
 #[cfg(target_os = "linux")]
 fn no_escape_from_the_sandbox_succeeds(server: &Server) {
+    check_that_no_escape_succeeds(run_escape);
+    let text = check_that_no_escape_succeeds(workers::run_escape);
+    assert!(text.is_none_or(|text| text.contains("active landlock, seccomp")));
+    assert!(server.runners().is_empty());
+}
+
+/// Runs attempts to escape in a process. Returns its output, or `None` if the kernel offers no
+/// protection.
+#[cfg(target_os = "linux")]
+fn check_that_no_escape_succeeds(
+    run: fn(&std::path::Path, &std::path::Path) -> std::process::Output,
+) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model.gguf");
     let secret = folder.path().join("keys.toml");
     std::fs::copy(zoo_file(), &model).unwrap();
     std::fs::write(&secret, "secret").unwrap();
-    let output = run_escape(&model, &secret);
+    let output = run(&model, &secret);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{text}{errors}");
     if !text.contains("landlock") || !text.contains("seccomp") {
         // Without both, a kernel gives no protection to test; the server warns.
         println!("the kernel offers less: {text}");
-        return;
+        return None;
     }
     let mut attempts = 0;
     for line in text.lines().filter(|line| line.starts_with("main ") || line.starts_with("later "))
@@ -691,10 +749,10 @@ fn no_escape_from_the_sandbox_succeeds(server: &Server) {
     assert!(attempts > 60, "{attempts}: {text}");
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
-    assert!(server.runners().is_empty());
     // Printed for the record; a busy machine takes longer.
-    let time = text.lines().find(|line| line.starts_with("time ")).unwrap();
-    println!("closing the sandbox took {} microseconds", &time[5..]);
+    let time = text.lines().find_map(|line| line.strip_prefix("time "));
+    time.iter().for_each(|time| println!("closing the sandbox took {time} microseconds"));
+    Some(text)
 }
 
 /// Runs [`escape`] in a process of its own.
@@ -739,6 +797,34 @@ fn models_answer_inside_the_sandbox(server: &Server) {
     });
     assert!(text.done && text.metrics.eval_count > 0, "{text:?}");
     assert_sandboxed(server, "linked:latest");
+}
+
+#[cfg(target_os = "linux")]
+fn a_sandbox_that_is_off_is_shown_and_one_that_is_required_holds(_: &Server) {
+    let sandbox_of = |server: &Server| {
+        let listed = server.runtime.block_on(server.client.ps()).unwrap().models;
+        listed[0].sandbox.clone().unwrap()
+    };
+    let server = Server::with_sandbox(SandboxMode::Off);
+    assert!(!server.chat(8, || {}).unwrap().is_empty());
+    assert_eq!(sandbox_of(&server), "off");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.runners()[0])).unwrap();
+    let own = std::fs::read_to_string("/proc/self/status").unwrap();
+    let privileges =
+        |status: &str| status.lines().find(|l| l.starts_with("NoNewPrivs")).map(str::to_owned);
+    assert_eq!(privileges(&status), privileges(&own));
+    let server = Server::with_sandbox(SandboxMode::Required);
+    match server.chat(8, || {}) {
+        Ok(_) => {
+            let sandbox = sandbox_of(&server);
+            assert!(sandbox.contains("landlock") && sandbox.contains("seccomp"), "{sandbox}");
+        }
+        // A kernel without them.
+        Err(error) => {
+            let error = error.to_string();
+            assert!(error.contains("the sandbox is required"), "{error}");
+        }
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -205,14 +205,18 @@ pub enum StoreError {
     DraftQuantize,
     #[error("split GGUF: {0}")]
     Split(String),
+    #[error("{message}")]
+    Job { message: String, is_bad_request: bool },
 }
 
 impl StoreError {
     /// Whether the caller's request is at fault, rather than the store or the machine.
     pub fn is_bad_request(&self) -> bool {
         use StoreError::*;
-        if let Line { error, .. } = self {
-            return error.is_bad_request();
+        match self {
+            Line { error, .. } => return error.is_bad_request(),
+            Job { is_bad_request, .. } => return *is_bad_request,
+            _ => {}
         }
         matches!(
             self,

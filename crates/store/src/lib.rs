@@ -37,6 +37,7 @@ mod digest;
 pub mod embedded;
 mod entry;
 mod error;
+mod file_job;
 mod files;
 mod fingerprint;
 mod gguf_info;
@@ -57,6 +58,7 @@ mod name_files;
 mod name_writer;
 mod pending_blobs;
 mod pins;
+mod progress;
 mod prune;
 mod pulls;
 mod quantize_types;
@@ -78,12 +80,12 @@ pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltInFormat, PARSERS, RENDERERS};
 pub use create::{
     CheckDraft, CheckModel, CheckTemplate, CreateHooks, CreateRequest, DetectTemplate,
-    FileTemplate, LocalFile, LocalPlan, NamedTemplate, Progress, ProgressFn, check_quantize_type,
-    plan_local,
+    FileTemplate, LocalFile, LocalPlan, NamedTemplate, check_quantize_type, plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
 pub use entry::{ChildList, Entry, StoreLocation, StoredChild, runner_rank};
 pub use error::StoreError;
+pub use file_job::{FileJob, InProcessExecutor, JobExecutor, NamedFile, QuantizeJob};
 pub use files::{
     create_private_dir, is_file_at, is_lock_unsupported, last_use, lock_file, sync_dir, touch,
     write_atomic,
@@ -105,6 +107,7 @@ pub use name::{
     DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, ModelSource, NameError,
 };
 pub use pins::WorkGuard;
+pub use progress::{Progress, ProgressFn};
 pub use prune::{Leftover, LeftoverKind, PruneOptions, PruneOutcome};
 pub use pulls::UnfinishedPull;
 pub use puna_gguf::PartName;

@@ -287,6 +287,9 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Do one job on files of strangers (started by the server and by commands)
+    #[command(hide = true)]
+    Worker,
 }
 
 /// Parses a count of at least 1.

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
 use puna_gguf::Gguf;
 use puna_registry::{Format, Registry, write_bundle};
+use puna_server::file_worker::FileWorker;
 use puna_server::{Config, registry_settings};
 use puna_store::{
     Digest, Hasher, Layer, Model, ModelName, ModelRef, Store, StoreError, Weights, embedded,
@@ -70,7 +71,9 @@ fn store_for(references: &[ModelRef]) -> Result<Store> {
 /// Imports the models of a bundle into the store.
 pub fn import(args: &ImportArgs) -> Result<()> {
     let config = Config::from_env()?;
-    let (store, registry) = (Arc::new(config.store()?), Registry::new(registry_settings(&config)));
+    let mut settings = registry_settings(&config);
+    settings.executor = Some(Arc::new(FileWorker::this_program(config.debug, config.sandbox)?));
+    let (store, registry) = (Arc::new(config.store()?), Registry::new(settings));
     let name =
         args.name.as_deref().map(ModelRef::parse).transpose()?.map(|reference| reference.name);
     let (input, total, shown): (Box<dyn Read>, u64, String) = if args.file == Path::new("-") {

@@ -62,6 +62,7 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
             Some(MirrorCommand::Retain(args)) => retain::run(args),
         },
         Command::Runner { args } => serve::runner(&args),
+        Command::Worker => serve::worker(),
         Command::Create(args) => create::run(&args),
         Command::Show(args) => show::run(&args),
         Command::Run(args) => run::run(&args),

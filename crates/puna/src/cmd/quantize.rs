@@ -1,14 +1,13 @@
 //! `puna quantize`: converts a GGUF file to another block format.
 
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use puna_api::native::Progress;
 use puna_gguf::Gguf;
 use puna_store::{
-    FileType, Imatrix, QuantizeOptions, fallbacks, file_type_name, requantize, requantize_part,
-    same_file, unmatched_tensors,
+    FileJob, FileType, JobExecutor, QuantizeJob, embedded, file_type_name, same_file,
 };
 
 use crate::cli::QuantizeArgs;
@@ -33,16 +32,12 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
             "warning: the model is quantized already ({from}), which loses quality again: use a file in F16, BF16 or F32 if possible"
         ));
     }
-    let imatrix = args.imatrix.as_ref().map(|path| Imatrix::open(path)).transpose()?;
-    let options = QuantizeOptions { threads: args.threads.unwrap_or(0), imatrix: imatrix.as_ref() };
-    for fallback in fallbacks(&file.gguf, target, imatrix.is_some()) {
-        out::note(fallback);
+    let worker = crate::env::file_worker()?;
+    if let Some(path) = &args.imatrix {
+        let check = FileJob::CheckImatrix { path: path.clone() };
+        worker.execute(&check, &mut io::sink(), &mut |_| {})?;
     }
-    if let Some(unmatched) =
-        imatrix.as_ref().and_then(|matrix| unmatched_tensors(&file.gguf, target, matrix))
-    {
-        out::note(unmatched);
-    }
+    let source = SourceFile::new(&file)?;
     let mut display = ProgressDisplay::new();
     let mut made = Vec::new();
     for (part, output) in outputs.iter().enumerate() {
@@ -52,18 +47,15 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
         if outputs.len() > 1 {
             status.push_str(&format!(", file {} of {}", part + 1, outputs.len()));
         }
-        let mut progress = |completed, total| {
-            display.show(&Progress {
-                status: status.clone(),
-                total,
-                completed,
-                ..Progress::default()
-            });
-        };
-        let done = match outputs.len() {
-            1 => requantize(&file.gguf, target, &options, &mut out, &mut progress),
-            _ => requantize_part(&file.gguf, part, target, &options, &mut out, &mut progress),
-        };
+        let job = FileJob::Quantize(QuantizeJob {
+            source: source.path.clone(),
+            part: (outputs.len() > 1).then_some(part),
+            target: target.name().to_owned(),
+            imatrix: args.imatrix.clone(),
+            threads: args.threads.unwrap_or(0),
+            status,
+        });
+        let done = worker.execute(&job, &mut out, &mut |line| show(&mut display, line));
         done.with_context(|| format!("cannot quantize {}", file.display_name))?;
         out.flush().with_context(|| format!("cannot write {}", output.display()))?;
         drop(out);
@@ -71,6 +63,39 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     }
     display.done();
     made.into_iter().try_for_each(OutputFile::finish)
+}
+
+/// Shows byte counts as a bar. Lines without counts name tensors with another type than the file.
+fn show(display: &mut ProgressDisplay, line: puna_store::Progress) {
+    match (line.completed, line.total) {
+        (Some(completed), Some(total)) => {
+            let status = line.status;
+            display.show(&Progress { status, total, completed, ..Progress::default() });
+        }
+        _ => out::note(line.status),
+    }
+}
+
+/// The file to quantize.
+struct SourceFile {
+    path: PathBuf,
+    /// Copy of a model that has no file.
+    _copy: Option<tempfile::NamedTempFile>,
+}
+
+impl SourceFile {
+    fn new(file: &ModelFile) -> Result<Self> {
+        if let Some(path) = &file.path {
+            return Ok(Self { path: path.clone(), _copy: None });
+        }
+        let write = || {
+            let mut copy = tempfile::NamedTempFile::new()?;
+            copy.write_all(embedded::weights())?;
+            io::Result::Ok(copy)
+        };
+        let copy = write().context("cannot write a temporary file")?;
+        Ok(Self { path: copy.path().to_owned(), _copy: Some(copy) })
+    }
 }
 
 /// File type of a file that is quantized already; `None` if all its weights are floats.

@@ -1,4 +1,5 @@
-//! `puna serve`, and `puna runner`, which the server starts for each model.
+//! `puna serve`, and the processes that it starts: `puna runner` for each model, and `puna worker`
+//! for each job on files of strangers.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -62,6 +63,11 @@ pub fn scripted(args: &SettingArgs, script: PathBuf, upstream: bool) -> Result<(
 pub fn runner(args: &[String]) -> Result<()> {
     init_logging(puna_server::runner::debug_level());
     Ok(puna_server::runner::main(args)?)
+}
+
+pub fn worker() -> Result<()> {
+    init_logging(puna_server::runner::debug_level());
+    Ok(puna_server::file_worker::main()?)
 }
 
 /// Refuses an address scheme that contradicts the certificate settings before a client connects.

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use puna_store::Digest;
+use puna_store::{Digest, JobExecutor};
 use reqwest::Url;
 use tokio::sync::mpsc;
 
@@ -33,6 +34,8 @@ pub struct Settings {
     pub docker_config: Option<PathBuf>,
     /// Recognizes the chat templates that packages bring.
     pub detect_template: Option<DetectTemplate>,
+    /// Runs conversions of packages and joins of split files. `None` runs them in this process.
+    pub executor: Option<Arc<dyn JobExecutor>>,
     /// Limit of all pulls and pushes together, in bytes per second.
     pub limit_rate: Option<u64>,
     /// Proxies for requests to registries.
@@ -68,6 +71,7 @@ impl Default for Settings {
             docker_config: None,
             limit_rate: None,
             detect_template: None,
+            executor: None,
             proxies: Proxies::default(),
             outgoing: None,
             stall_timeout: Duration::from_secs(30),

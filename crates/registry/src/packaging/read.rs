@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use puna_store::{
-    Config, CreateHooks, CreateRequest, Digest, FileTemplate, Layer, ModelName, Store, StoreError,
-    media,
+    Config, CreateHooks, CreateRequest, Digest, FileTemplate, JobExecutor, Layer, ModelName, Store,
+    StoreError, media,
 };
 use serde_json::Value;
 
@@ -97,6 +97,7 @@ impl Package {
         name: &ModelName,
         keep_unused: bool,
         detect: Option<DetectTemplate>,
+        executor: Option<&dyn JobExecutor>,
     ) -> Result<Vec<Digest>, RegistryError> {
         let mut builder = ModelBuilder::default();
         for (blob, role) in self.artifact.layers.iter().zip(&self.roles) {
@@ -108,7 +109,7 @@ impl Package {
             Layer::new(OCI_MANIFEST, manifest.digest, manifest.size),
             Layer::new(&config.media_type, config.digest, config.size),
         ];
-        builder.create(store, name, keep_unused)
+        builder.create(store, name, keep_unused, executor)
     }
 }
 
@@ -241,6 +242,7 @@ impl ModelBuilder {
         store: &Arc<Store>,
         name: &ModelName,
         keep_unused: bool,
+        executor: Option<&dyn JobExecutor>,
     ) -> Result<Vec<Digest>, RegistryError> {
         let files: &mut BTreeMap<String, String> = self.request.files.get_or_insert_default();
         let mut packing_blobs = self.packing_blobs;
@@ -256,7 +258,7 @@ impl ModelBuilder {
         if files.len() > 1 {
             packing_blobs.extend(files.values().filter_map(|digest| digest.parse::<Digest>().ok()));
         }
-        let hooks = CreateHooks { keep_unused, ..CreateHooks::default() };
+        let hooks = CreateHooks { keep_unused, executor, ..CreateHooks::default() };
         store.create(name, &self.request, &hooks, &mut |_| {})?;
         store.forget_pull(name);
         store.unpin_blobs(packing_blobs.iter().copied());

@@ -186,11 +186,12 @@ impl Registry {
         send_progress(report, Progress::status("verifying sha256 digest")).await;
         send_progress(report, Progress::status("writing manifest")).await;
         let (at, keep) = (store.clone(), options.keep_unused);
+        let executor = self.settings().executor.clone();
         blocking(move || {
             let mut builder = ModelBuilder::default();
             builder.add_file(format!("{}{GGUF_SUFFIX}", name.model()), digest)?;
             builder.set_source(&at, &origin)?;
-            builder.create(&at, &name, keep).map(drop)
+            builder.create(&at, &name, keep, executor.as_deref()).map(drop)
         })
         .await
     }

@@ -134,7 +134,9 @@ impl Registry {
             send_progress(report, Progress::status("writing manifest")).await;
             let (at, keep, detect) =
                 (store.clone(), options.keep_unused, self.settings().detect_template);
-            return blocking(move || package.store(&at, &name, keep, detect)).await;
+            let executor = self.settings().executor.clone();
+            return blocking(move || package.store(&at, &name, keep, detect, executor.as_deref()))
+                .await;
         }
         Ok(Vec::new())
     }
@@ -171,6 +173,7 @@ impl Registry {
             send_progress(report, Progress::status("verifying sha256 digest")).await;
             send_progress(report, Progress::status("writing manifest")).await;
             let (at, keep) = (store.clone(), options.keep_unused);
+            let executor = self.settings().executor.clone();
             return blocking(move || {
                 let mut builder = ModelBuilder::default();
                 for file in model.files {
@@ -178,7 +181,7 @@ impl Registry {
                     builder.add_file(name, file.digest)?;
                 }
                 builder.set_source(&at, &origin)?;
-                builder.create(&at, &name, keep)
+                builder.create(&at, &name, keep, executor.as_deref())
             })
             .await;
         }

@@ -17,6 +17,7 @@ mod page_tests;
 mod paths;
 mod prefix_sharing;
 mod reader;
+mod sandbox;
 mod setting_keys;
 mod setting_table;
 mod storage;
@@ -43,6 +44,7 @@ pub use setting_table::{SETTINGS, SettingDefault, SettingDefinition, SettingGrou
 pub use trusted_proxies::TrustedProxies;
 
 use self::origins::Origins;
+use crate::runner::sandbox::SandboxMode;
 use crate::speculate::SpeculateSetting;
 
 use file::File;
@@ -164,6 +166,8 @@ pub struct Config {
     pub kernels: Option<String>,
     /// `PUNA_THREADS`: threads per model instead of one per core.
     pub threads: Option<usize>,
+    /// `PUNA_SANDBOX`: which restrictions runners and file workers apply to themselves.
+    pub sandbox: SandboxMode,
     /// `PUNA_DETERMINISTIC`: whether answers are independent of other requests in the batch.
     pub deterministic: bool,
     /// `PUNA_SPECULATE`: `auto`, `off`, `ngram`, `always`, or a draft model for all models that it
@@ -263,6 +267,7 @@ impl Config {
             keys: keys_file(read),
             prefix_sharing: PrefixSharing::read(read),
             trusted_proxies: TrustedProxies::read(read),
+            sandbox: sandbox::read(read),
             tls,
             mirror: MirrorConfig::read(read),
             api_key: Redacted(read.secret("api_key")),

@@ -138,6 +138,15 @@ pub const SETTINGS: &[SettingDefinition] = &[
         help: None,
     },
     SettingDefinition {
+        key: "sandbox",
+        variables: &["PUNA_SANDBOX"],
+        kind: ValueKind::Text,
+        group: SettingGroup::Access,
+        default: SettingDefault::Value("auto"),
+        meaning: "[sandbox](../guide/security.md#sandbox) of the processes that read model files: `auto` (the restrictions that the system offers), `off`, or `required` (no model without Landlock and seccomp)",
+        help: None,
+    },
+    SettingDefinition {
         key: "trusted_proxies",
         variables: &["PUNA_TRUSTED_PROXIES"],
         kind: ValueKind::List,

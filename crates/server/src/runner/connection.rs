@@ -335,7 +335,10 @@ async fn encode_message_async(message: RunnerRequest) -> io::Result<Vec<u8>> {
 
 /// Logs what restricts a runner, and warns of restrictions that the system does not offer.
 fn log_sandbox(pid: u32, report: &SandboxReport) {
-    if report.missing.is_empty() {
+    if report.is_off {
+        // The server warned at its start.
+        tracing::debug!(pid, "runner has no sandbox");
+    } else if report.missing.is_empty() {
         tracing::info!(pid, sandbox = %report, "runner closed its sandbox");
     } else {
         let missing = report.missing.join(", ");

@@ -3,10 +3,9 @@
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,9 +16,12 @@ use tokio::sync::oneshot;
 
 use super::generator::{LoadError, Loader};
 use super::local::LocalLoader;
-use super::protocol::{LoadSpec, MemoryParts, is_out_of_memory};
+use super::process_exit::describe_exit;
+use super::protocol::{LoadSpec, MemoryParts};
+use super::sandbox::SandboxMode;
 use super::sandbox::environment::runner_variables;
 use super::worker::catch_load_panic;
+use crate::file_worker::FileWorker;
 use crate::scheduler::RunnerExit;
 use crate::util::lock::lock;
 
@@ -39,6 +41,12 @@ pub trait Launcher: Send + Sync {
     /// # Errors
     /// As [`Loader::plan`].
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError>;
+
+    /// Returns the launcher of processes for jobs on files of strangers; `None` runs these jobs in
+    /// this process.
+    fn file_worker(&self) -> Option<FileWorker> {
+        None
+    }
 }
 
 /// Runner that was started.
@@ -61,6 +69,8 @@ pub struct ProcessLauncher {
     pub args: Vec<String>,
     /// Log level of the runners: 0, 1 (debug) or 2 (trace).
     pub debug: u8,
+    /// Switch of the runners' sandbox.
+    pub sandbox: SandboxMode,
 }
 
 impl ProcessLauncher {
@@ -68,14 +78,19 @@ impl ProcessLauncher {
     ///
     /// # Errors
     /// The path of the program is unknown.
-    pub fn this_program(debug: u8) -> io::Result<Self> {
-        Ok(Self { program: std::env::current_exe()?, args: vec!["runner".into()], debug })
+    pub fn this_program(debug: u8, sandbox: SandboxMode) -> io::Result<Self> {
+        let (program, args) = (std::env::current_exe()?, vec!["runner".into()]);
+        Ok(Self { program, args, debug, sandbox })
     }
 }
 
 impl Launcher for ProcessLauncher {
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
         catch_load_panic(|| LocalLoader.plan(spec))
+    }
+
+    fn file_worker(&self) -> Option<FileWorker> {
+        Some(FileWorker::of_program(self.program.clone(), self.debug, self.sandbox))
     }
 
     fn launch(&self) -> io::Result<RunnerProcess> {
@@ -85,7 +100,7 @@ impl Launcher for ProcessLauncher {
             .args(&self.args)
             // Variables may hold secrets of the server, and a runner reads files of strangers.
             .env_clear()
-            .envs(runner_variables(self.debug))
+            .envs(runner_variables(self.debug, self.sandbox))
             .stdin(Stdio::from(OwnedFd::from(runner_stream)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -160,53 +175,9 @@ async fn next_line(log: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<V
     }
 }
 
-/// Describes an exit by its status and the last line of the log.
-fn describe_exit(status: io::Result<ExitStatus>, last_line: &str) -> RunnerExit {
-    let exit_description = match status {
-        Err(e) => format!("cannot read its exit status: {e}"),
-        Ok(status) => match (status.signal(), status.code()) {
-            (Some(signal), _) => format!("signal: {}", signal_name(signal)),
-            (_, code) => format!("exit status {}", code.unwrap_or(-1)),
-        },
-    };
-    let reason = if last_line.is_empty() {
-        exit_description
-    } else {
-        format!("{exit_description}: {last_line}")
-    };
-    let out_of_memory = is_out_of_memory(last_line);
-    RunnerExit { reason, out_of_memory }
-}
-
-fn signal_name(signal: i32) -> String {
-    let name = match signal {
-        4 => "illegal instruction",
-        6 => "aborted",
-        7 => "bus error (the model file may have been truncated while in use)",
-        8 => "arithmetic exception",
-        9 => "killed (by a user, or by the system for lack of memory)",
-        11 => "segmentation fault",
-        15 => "terminated",
-        _ => return signal.to_string(),
-    };
-    format!("{signal}, {name}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn exits_are_described_with_the_last_line_of_the_log() {
-        let exit = |raw, last_line_text: &str| {
-            describe_exit(Ok(ExitStatus::from_raw(raw)), last_line_text)
-        };
-        assert_eq!(exit(11, "").reason, "signal: 11, segmentation fault");
-        assert_eq!(exit(101 << 8, "panicked at x").reason, "exit status 101: panicked at x");
-        assert!(exit(6, "memory allocation of 99999 bytes failed").out_of_memory);
-        assert!(!exit(9, "").out_of_memory);
-        assert!(exit(101 << 8, "no memory for a buffer of 9999999999 elements").out_of_memory);
-    }
 
     #[tokio::test]
     async fn lines_of_any_length_are_read_and_only_their_beginning_is_kept() {
@@ -227,6 +198,7 @@ mod tests {
             program: "/bin/sh".into(),
             args: vec!["-c".into(), script.into()],
             debug: 0,
+            sandbox: SandboxMode::Auto,
         };
         let process = shell("echo first >&2; echo last words >&2; exit 3").launch().unwrap();
         assert_eq!(process.exit.await.reason, "exit status 3: last words");
@@ -243,12 +215,13 @@ mod tests {
             program: "/bin/sh".into(),
             args: vec!["-c".into(), "/usr/bin/env | sed 's/=.*//' | tr '\\n' ' ' >&2".into()],
             debug: 2,
+            sandbox: SandboxMode::Auto,
         };
         let reason = shell.launch().unwrap().exit.await.reason;
         let names = reason.rsplit_once(": ").unwrap().1.split_whitespace();
         let by_shell = ["PWD", "SHLVL", "_"];
         let inherited: Vec<_> = names.filter(|name| !by_shell.contains(name)).collect();
-        let expected = runner_variables(2);
+        let expected = runner_variables(2, SandboxMode::Auto);
         assert!(inherited.contains(&"OLLAMA_DEBUG"), "{reason}");
         for name in inherited {
             assert!(expected.iter().any(|(expected, _)| expected == name), "{name}: {reason}");
@@ -261,6 +234,7 @@ mod tests {
             program: "/bin/sh".into(),
             args: vec!["-c".into(), "cat; exit 7".into()],
             debug: 0,
+            sandbox: SandboxMode::Auto,
         };
         let process = shell.launch().unwrap();
         drop(process.stream);

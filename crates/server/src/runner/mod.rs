@@ -7,7 +7,7 @@
 //! cause.
 //!
 //! Server side:
-//! - `launch` starts the process.
+//! - `launch` starts the process; `process_exit` describes its end.
 //! - `connection` exchanges messages with it.
 //!
 //! Runner side:
@@ -34,6 +34,7 @@ mod local;
 mod prepare;
 pub(crate) mod prepare_queue;
 mod preparer;
+pub(crate) mod process_exit;
 mod prompt;
 pub mod protocol;
 pub(crate) mod public_prefix;
@@ -68,14 +69,14 @@ pub(crate) const SCRIPT_FLAG: &str = "--script";
 /// Standard input is not a socket, the server speaks another version of the protocol, or the script
 /// cannot be read.
 pub fn main(args: &[String]) -> io::Result<()> {
-    let mut extra_paths = Vec::new();
+    let mut script_folders = Vec::new();
     let loader: Box<dyn generator::Loader> = match args {
         [] => Box::new(local::LocalLoader),
         [word, path] if word == SCRIPT_FLAG => {
             // A script that changes is another file with the same name, so the rule is for its
             // folder.
             let folder = Path::new(path).parent().unwrap_or(Path::new("."));
-            extra_paths.push(folder.to_owned());
+            script_folders.push(folder.to_owned());
             Box::new(scripted::ScriptLoader::open(path.into()).map_err(io::Error::other)?)
         }
         [arg, ..] => {
@@ -85,7 +86,8 @@ pub fn main(args: &[String]) -> io::Result<()> {
     };
     abort_on_engine_panic();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    worker::run(socket, &*loader, |spec| sandbox::close(spec, &extra_paths))
+    let mode = sandbox::inherited_mode();
+    worker::run(socket, &*loader, |spec| sandbox::close(mode, &spec.paths(), &script_folders))
 }
 
 /// Log level that the server gave this runner: 0, 1 (debug) or 2 (trace).
@@ -130,10 +132,18 @@ pub(crate) fn check_template(text: &str) -> Result<(), String> {
 pub(crate) fn detect_template(
     file: &puna_store::FileTemplate,
 ) -> Option<puna_store::NamedTemplate> {
-    let template = puna_prompt::NamedTemplate::detect(&file.source, &file.bos, &file.eos)?;
-    Some(puna_store::NamedTemplate {
+    puna_prompt::NamedTemplate::detect(&file.source, &file.bos, &file.eos).map(owned_template)
+}
+
+/// Returns the built-in template with this name.
+pub(crate) fn named_template(name: &str) -> Option<puna_store::NamedTemplate> {
+    puna_prompt::NamedTemplate::by_name(name).map(owned_template)
+}
+
+fn owned_template(template: &puna_prompt::NamedTemplate) -> puna_store::NamedTemplate {
+    puna_store::NamedTemplate {
         name: template.name.to_owned(),
         template: template.source.to_owned(),
         stop: template.stop.iter().map(|&text| text.to_owned()).collect(),
-    })
+    }
 }

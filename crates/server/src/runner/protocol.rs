@@ -15,7 +15,7 @@ use crate::scheduler::LoadOptions;
 
 /// Version of the protocol. Both sides are the same program; the version detects a program file
 /// that was replaced while the server ran.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 
 /// Maximum size of a message in bytes: the largest request with its images in base64, and a margin.
 pub(crate) const MAX_MESSAGE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
@@ -93,6 +93,14 @@ pub struct LoadSpec {
     pub kernels: Option<String>,
     /// Number of threads; `None` uses one for each core.
     pub threads: Option<usize>,
+}
+
+impl LoadSpec {
+    /// All files of the model: weights, adapters and draft model.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let draft = self.options.draft.as_ref().and_then(|draft| draft.weights.as_ref());
+        self.weights.iter().chain(&self.adapters).chain(draft).cloned().collect()
+    }
 }
 
 /// Memory of a model by purpose, in bytes.

@@ -63,6 +63,9 @@ pub fn run(
     let Some(first_spec) = read_first_spec(&mut incoming)? else { return Ok(()) };
     let sandbox = close_sandbox(&first_spec);
     write(&mut socket, &RunnerResponse::Sandboxed(sandbox.report.clone()))?;
+    if let Some(message) = sandbox.refusal {
+        return write(&mut socket, &RunnerResponse::Failed { message, out_of_memory: false });
+    }
     let (out, outgoing) = mpsc::channel();
     let writer = socket;
     let sender =

@@ -3,35 +3,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use puna_convert::{CONVERTING_STATUS, ConvertError, FolderFile, convert, convert_adapter};
+use puna_convert::ConvertError;
 use puna_gguf::{Gguf, GgufError, View, escape_for_message};
 
-use super::request::{FileTemplate, Progress, ProgressFn, ProgressThrottle};
+use super::request::FileTemplate;
 use super::split;
 use crate::blobs::NewBlob;
 use crate::digest::Digest;
 use crate::error::StoreError;
+use crate::file_job::{FileJob, JobExecutor, NamedFile, QuantizeJob};
 use crate::files::read_limited;
 use crate::gguf_info::GgufInfo;
 use crate::manifest::{Layer, media};
+use crate::progress::{Progress, ProgressFn};
 use crate::quantize_types::{IMATRIX_TYPES, QUANTIZE_TYPES};
-use crate::requantize::{
-    FileType, Imatrix, QuantizeOptions, fallbacks, requantize, unmatched_tensors,
-};
+use crate::requantize::FileType;
 use crate::store::Store;
 
 /// Largest size of `sentence_bert_config.json` in bytes.
 const MAX_SENTENCE_CONFIG_BYTES: u64 = 1 << 20;
-
-/// Stand-ins for digests of unfinished blobs in progress messages, by which clients distinguish
-/// progress bars. The first is Ollama's.
-const QUANTIZING_DIGEST: &str = "0000000000000000000";
-const CONVERTING_DIGEST: &str = "1111111111111111111";
-const READING_DIGEST: &str = "3333333333333333333";
-const JOINING_DIGEST: &str = "4444444444444444444";
 
 /// Name and digest of a file.
 type NamedDigest = (String, String);
@@ -119,11 +112,12 @@ impl UploadedFiles {
     pub(super) fn into_layers(
         self,
         store: &Store,
+        executor: &dyn JobExecutor,
         progress: ProgressFn<'_>,
     ) -> Result<Vec<FileLayer>, StoreError> {
         let mut layers = Vec::new();
         if !self.folder.is_empty() {
-            layers.push(converted_layer(store, &self.folder, progress)?);
+            layers.push(converted_layer(store, executor, &self.folder, progress)?);
         }
         let (single, groups) = split::group(&self.gguf);
         for file in single {
@@ -131,9 +125,7 @@ impl UploadedFiles {
         }
         for ((prefix, count), parts) in groups {
             progress(Progress::status("parsing GGUF"));
-            let blob = split::merge(store, &prefix, count, &parts, &mut |done, total| {
-                progress(Progress::bytes("joining parts", JOINING_DIGEST, done, total));
-            })?;
+            let blob = split::join(store, executor, &prefix, count, &parts, progress)?;
             layers.push(new_layer(store, &blob)?);
         }
         Ok(layers)
@@ -185,35 +177,27 @@ fn media_type(info: &GgufInfo) -> &'static str {
 
 fn converted_layer(
     store: &Store,
-    files: &[(String, String)],
+    executor: &dyn JobExecutor,
+    files: &[NamedDigest],
     progress: ProgressFn<'_>,
 ) -> Result<FileLayer, StoreError> {
     progress(Progress::status("converting model"));
-    let file = |(name, digest): &(String, String)| -> Result<FolderFile, StoreError> {
-        Ok(FolderFile {
+    let file = |(name, digest): &NamedDigest| -> Result<NamedFile, StoreError> {
+        Ok(NamedFile {
             name: name.clone(),
             path: store.blob_path(&store.pin_uploaded_blob(digest)?),
         })
     };
-    let files = files.iter().map(file).collect::<Result<Vec<_>, _>>()?;
+    let files = files.iter().map(file).collect::<Result<_, _>>()?;
     let mut blob = store.blob_writer()?;
-    let mut throttle = ProgressThrottle::new();
-    convert(&files, &mut blob, &mut |status, done, total| {
-        if throttle.is_due(done >= total) {
-            progress(Progress::bytes(
-                status,
-                if status == CONVERTING_STATUS { CONVERTING_DIGEST } else { READING_DIGEST },
-                done,
-                total,
-            ));
-        }
-    })?;
+    executor.execute(&FileJob::Convert { files }, &mut blob, progress)?;
     new_layer(store, &blob.finish(None)?)
 }
 
 /// The layers of adapters: GGUF files, and PEFT folders, which are converted for their model.
 pub(super) fn adapter_layers(
     store: &Store,
+    executor: &dyn JobExecutor,
     files: &BTreeMap<String, String>,
     model: Option<&Layer>,
     progress: ProgressFn<'_>,
@@ -226,20 +210,20 @@ pub(super) fn adapter_layers(
         files.iter().filter(|(name, _)| is_gguf(name) || !folders.contains(&dir(name))).collect();
     let mut layers = match single.is_empty() {
         true => Vec::new(),
-        false => UploadedFiles::of(store, single)?.into_layers(store, progress)?,
+        false => UploadedFiles::of(store, single)?.into_layers(store, executor, progress)?,
     };
     for folder in folders {
         progress(Progress::status("converting adapter"));
         let model = model.ok_or(StoreError::AdapterWithoutModel)?;
-        let view = View::new(Arc::new(Gguf::open(&store.layer_path(model)?)?))?;
+        let model = store.layer_path(model)?;
         let inside = files.iter().filter(|(name, _)| dir(name) == folder && !is_gguf(name));
-        let file = |(name, digest): (&String, &String)| -> Result<FolderFile, StoreError> {
+        let file = |(name, digest): (&String, &String)| -> Result<NamedFile, StoreError> {
             let name = name.rsplit('/').next().unwrap_or(name).to_owned();
-            Ok(FolderFile { name, path: store.blob_path(&store.pin_uploaded_blob(digest)?) })
+            Ok(NamedFile { name, path: store.blob_path(&store.pin_uploaded_blob(digest)?) })
         };
-        let inside = inside.map(file).collect::<Result<Vec<_>, _>>()?;
+        let files = inside.map(file).collect::<Result<_, _>>()?;
         let mut blob = store.blob_writer()?;
-        convert_adapter(&inside, view.metadata(), &mut blob)?;
+        executor.execute(&FileJob::ConvertAdapter { files, model }, &mut blob, progress)?;
         layers.push(new_layer(store, &blob.finish(None)?)?);
     }
     Ok(layers)
@@ -315,18 +299,26 @@ pub(super) fn quantize_type(name: &str, has_imatrix: bool) -> Result<FileType, S
     found.ok_or_else(|| StoreError::QuantizeType(name.to_ascii_uppercase()))
 }
 
-/// The importance matrix that a request names.
-pub(super) fn imatrix(store: &Store, digest: &str) -> Result<Imatrix, StoreError> {
-    Imatrix::open(&store.blob_path(&store.pin_uploaded_blob(digest)?))
+/// The path of the importance matrix that a request names, once it is checked.
+pub(super) fn imatrix(
+    store: &Store,
+    executor: &dyn JobExecutor,
+    digest: &str,
+) -> Result<PathBuf, StoreError> {
+    let path = store.blob_path(&store.pin_uploaded_blob(digest)?);
+    let check = FileJob::CheckImatrix { path: path.clone() };
+    executor.execute(&check, &mut std::io::sink(), &mut |_| {})?;
+    Ok(path)
 }
 
 /// Quantizes the layer of a model, whose weights must be unquantized. `None` if it already has the
 /// type.
 pub(super) fn quantized_layer(
     store: &Store,
+    executor: &dyn JobExecutor,
     layer: &Layer,
     target: FileType,
-    imatrix: Option<&Imatrix>,
+    imatrix: Option<&Path>,
     progress: ProgressFn<'_>,
 ) -> Result<Option<FileLayer>, StoreError> {
     let path = store.layer_path(layer)?;
@@ -337,22 +329,16 @@ pub(super) fn quantized_layer(
     if info.file_type == target.name() {
         return Ok(None);
     }
-    let status = format!("quantizing {} model to {}", info.file_type, target.name());
-    let gguf = Gguf::open(&path)?;
-    for fallback in fallbacks(&gguf, target, imatrix.is_some()) {
-        progress(Progress::status(fallback.to_string()));
-    }
-    if let Some(unmatched) = imatrix.and_then(|matrix| unmatched_tensors(&gguf, target, matrix)) {
-        progress(Progress::status(unmatched.to_string()));
-    }
+    let job = QuantizeJob {
+        source: path,
+        part: None,
+        target: target.name().to_owned(),
+        imatrix: imatrix.map(Path::to_owned),
+        threads: 0,
+        status: format!("quantizing {} model to {}", info.file_type, target.name()),
+    };
     let mut blob = store.blob_writer()?;
-    let mut throttle = ProgressThrottle::new();
-    let options = QuantizeOptions { imatrix, ..QuantizeOptions::default() };
-    requantize(&gguf, target, &options, &mut blob, &mut |done, total| {
-        if throttle.is_due(done >= total) {
-            progress(Progress::bytes(&status, QUANTIZING_DIGEST, done, total));
-        }
-    })?;
+    executor.execute(&FileJob::Quantize(job), &mut blob, progress)?;
     progress(Progress::status("verifying conversion"));
     new_layer(store, &blob.finish(None)?).map(Some)
 }

@@ -9,12 +9,13 @@ use std::path::{Component, Path, PathBuf};
 use puna_gguf::{Gguf, GgufError, escape_for_message};
 use serde_json::Value;
 
-use super::request::{CreateRequest, Progress, ProgressThrottle};
+use super::request::CreateRequest;
 use super::split;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::home_dir::user_home_dir;
 use crate::modelfile::{Instruction, Modelfile, parse_parameter};
+use crate::progress::{Progress, ProgressThrottle};
 use crate::remote::Remote;
 
 /// A file that the request references by digest.

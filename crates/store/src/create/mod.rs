@@ -6,7 +6,7 @@ mod local;
 mod request;
 mod split;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use puna_gguf::escape_for_message;
 use serde_json::{Map, Value};
@@ -15,20 +15,21 @@ pub use files::check_quantize_type;
 pub use local::{LocalFile, LocalPlan, plan_local};
 pub use request::{
     CheckDraft, CheckModel, CheckTemplate, CreateHooks, CreateRequest, DetectTemplate,
-    FileTemplate, NamedTemplate, Progress, ProgressFn,
+    FileTemplate, NamedTemplate,
 };
 
 use crate::builtin;
 use crate::digest::Digest;
 use crate::embedded::params_bytes;
 use crate::error::StoreError;
+use crate::file_job::JobExecutor;
 use crate::gguf_info::{GgufInfo, parameter_size};
 use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
 use crate::model::Weights;
 use crate::name::{ModelName, ModelRef};
+use crate::progress::{Progress, ProgressFn};
 use crate::remote::Remote;
-use crate::requantize::Imatrix;
 use crate::store::Store;
 use files::{FileLayer, UploadedFiles};
 
@@ -71,9 +72,10 @@ impl Store {
         builder: &mut ModelBuilder,
     ) -> Result<(), StoreError> {
         let name = self.spelling(name)?;
-        // Read the small importance matrix before the large weights.
-        let imatrix =
-            request.imatrix.as_deref().map(|digest| files::imatrix(self, digest)).transpose()?;
+        let executor = hooks.executor();
+        // Check the small importance matrix before the large weights.
+        let imatrix = request.imatrix.as_deref();
+        let imatrix = imatrix.map(|digest| files::imatrix(self, executor, digest)).transpose()?;
         let remote = request.remote()?;
         match (remote, request.from.as_deref().filter(|from| !from.is_empty())) {
             (Some(Remote { host, model }), _) => {
@@ -88,17 +90,12 @@ impl Store {
             }
             (None, None) => builder.take_files(self, request, hooks, progress)?,
         }
-        builder.take_adapters(self, request, progress)?;
-        builder.take_draft_files(self, request, progress)?;
+        builder.take_adapters(self, request, executor, progress)?;
+        builder.take_draft_files(self, request, executor, progress)?;
         builder.check_loadable(self, request, hooks, progress)?;
-        builder.quantize(
-            self,
-            request.quantize.as_deref(),
-            imatrix.as_ref(),
-            media::MODEL,
-            progress,
-        )?;
-        builder.quantize(self, request.draft_quantize.as_deref(), None, media::DRAFT, progress)?;
+        let (kind, draft_kind) = (request.quantize.as_deref(), request.draft_quantize.as_deref());
+        builder.quantize(self, executor, kind, imatrix.as_deref(), media::MODEL, progress)?;
+        builder.quantize(self, executor, draft_kind, None, media::DRAFT, progress)?;
         builder.set_default_formats(self, request)?;
         builder.apply_request(self, request)?;
         builder.set_config(self, request)?;
@@ -197,7 +194,9 @@ impl ModelBuilder {
             self.params.insert("num_ctx".into(), limit.into());
         }
         let mut file_template = None;
-        for FileLayer { layer, is_new, info } in sources.into_layers(store, progress)? {
+        for FileLayer { layer, is_new, info } in
+            sources.into_layers(store, hooks.executor(), progress)?
+        {
             if layer.media_type == media::MODEL && hooks.detect_template.is_some() {
                 file_template = files::template(store, &layer, &info)?;
             }
@@ -222,12 +221,13 @@ impl ModelBuilder {
         &mut self,
         store: &Store,
         request: &CreateRequest,
+        executor: &dyn JobExecutor,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
         if !request.adapters.is_empty() {
             let model =
                 self.layers.iter().rfind(|l| l.layer.media_type == media::MODEL).map(|l| &l.layer);
-            let files = files::adapter_layers(store, &request.adapters, model, progress)?;
+            let files = files::adapter_layers(store, executor, &request.adapters, model, progress)?;
             for FileLayer { layer, is_new, .. } in files {
                 if layer.media_type != media::ADAPTER {
                     let is_it = |digest: &str| digest.parse() == Ok(layer.digest);
@@ -253,13 +253,14 @@ impl ModelBuilder {
         &mut self,
         store: &Store,
         request: &CreateRequest,
+        executor: &dyn JobExecutor,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
         if request.draft_files.is_empty() {
             return Ok(());
         }
-        let mut files =
-            UploadedFiles::of(store, &request.draft_files)?.into_layers(store, progress)?;
+        let files = UploadedFiles::of(store, &request.draft_files)?;
+        let mut files = files.into_layers(store, executor, progress)?;
         let (Some(FileLayer { mut layer, is_new, info }), []) = (files.pop(), files.as_slice())
         else {
             return Err(StoreError::SeveralDrafts { files: files.len() + 1 });
@@ -314,8 +315,9 @@ impl ModelBuilder {
     fn quantize(
         &mut self,
         store: &Store,
+        executor: &dyn JobExecutor,
         kind: Option<&str>,
-        imatrix: Option<&Imatrix>,
+        imatrix: Option<&Path>,
         media_type: &str,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
@@ -323,7 +325,7 @@ impl ModelBuilder {
         let target = files::quantize_type(kind, imatrix.is_some())?;
         for draft in self.layers.iter_mut().filter(|l| l.layer.media_type == media_type) {
             if let Some(FileLayer { layer, is_new, .. }) =
-                files::quantized_layer(store, &draft.layer, target, imatrix, progress)?
+                files::quantized_layer(store, executor, &draft.layer, target, imatrix, progress)?
             {
                 let layer = Layer { media_type: media_type.into(), ..layer };
                 *draft = PendingLayer { layer, is_new, status: None };

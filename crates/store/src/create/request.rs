@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
 use crate::error::StoreError;
+use crate::file_job::{InProcessExecutor, JobExecutor};
 use crate::manifest::Layer;
 use crate::remote::Remote;
 
@@ -69,59 +69,6 @@ impl CreateRequest {
     }
 }
 
-/// A progress message.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Progress {
-    /// Description of the step, in Ollama's words.
-    pub status: String,
-    /// The blob that the step works on.
-    pub digest: Option<String>,
-    /// Total bytes.
-    pub total: Option<u64>,
-    /// Processed bytes.
-    pub completed: Option<u64>,
-}
-
-impl Progress {
-    /// A message with byte counts. Clients show a bar for messages with a digest, of a blob or a
-    /// stand-in.
-    pub(crate) fn bytes(status: &str, digest: &str, completed: u64, total: u64) -> Self {
-        let (total, completed) = (Some(total), Some(completed));
-        Self { status: status.to_owned(), digest: Some(digest.to_owned()), total, completed }
-    }
-
-    /// A message without byte counts.
-    pub fn status(status: impl Into<String>) -> Self {
-        Self { status: status.into(), ..Self::default() }
-    }
-}
-
-/// Receives progress messages.
-pub type ProgressFn<'a> = &'a mut dyn FnMut(Progress);
-
-/// Limits the rate of progress messages. The last message of a step is never dropped.
-pub(crate) struct ProgressThrottle {
-    last: Option<Instant>,
-}
-
-impl ProgressThrottle {
-    /// Least time between two messages.
-    const INTERVAL: Duration = Duration::from_millis(100);
-
-    pub(crate) fn new() -> Self {
-        Self { last: None }
-    }
-
-    /// Whether to send a message now. A step that `is_done` always sends one.
-    pub(crate) fn is_due(&mut self, is_done: bool) -> bool {
-        let due = is_done || self.last.is_none_or(|last| last.elapsed() >= Self::INTERVAL);
-        if due {
-            self.last = Some(Instant::now());
-        }
-        due
-    }
-}
-
 /// A Go template that is equivalent to a known Jinja template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedTemplate {
@@ -168,8 +115,16 @@ pub struct CreateHooks<'a> {
     pub check_draft: Option<CheckDraft<'a>>,
     /// Finds a Go template for the Jinja template of a GGUF file.
     pub detect_template: Option<DetectTemplate<'a>>,
+    /// Runs conversions, quantizations and joins. `None` runs them in this process.
+    pub executor: Option<&'a dyn JobExecutor>,
     /// The compatible version of Ollama. Models that require a newer one are rejected.
     pub version: Option<&'static str>,
     /// Keep blobs that only the replaced model used (`OLLAMA_NOPRUNE`).
     pub keep_unused: bool,
+}
+
+impl<'a> CreateHooks<'a> {
+    pub(super) fn executor(&self) -> &'a dyn JobExecutor {
+        self.executor.unwrap_or(&InProcessExecutor)
+    }
 }

@@ -1,15 +1,16 @@
-//! Merges split GGUF files into one blob, as programs that read the store expect.
+//! Joins split GGUF files into one blob, as programs that read the store expect.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use puna_gguf::{Gguf, GgufError, PartName, Writer};
+use puna_gguf::PartName;
 
-use super::request::ProgressThrottle;
 use crate::blobs::NewBlob;
 use crate::error::StoreError;
+use crate::file_job::{FileJob, JobExecutor, NamedFile};
 use crate::files::{TEMP_DIR, TempFile};
+use crate::progress::ProgressFn;
 use crate::store::Store;
 
 /// SplitParts of one model: file names and digests by part number, from 1.
@@ -64,13 +65,14 @@ pub(super) fn check_whole<T>(files: &BTreeMap<PathBuf, T>) -> Result<(), StoreEr
     Ok(())
 }
 
-/// Merges the parts of a model into one blob.
-pub(super) fn merge(
+/// Joins the parts of a model into one blob.
+pub(super) fn join(
     store: &Store,
+    executor: &dyn JobExecutor,
     prefix: &str,
     count: u32,
     parts: &SplitParts,
-    progress: &mut dyn FnMut(u64, u64),
+    progress: ProgressFn<'_>,
 ) -> Result<NewBlob, StoreError> {
     if !parts.contains_key(&1) {
         return Err(StoreError::Split(format!("split GGUF {prefix} is missing first shard")));
@@ -83,46 +85,17 @@ pub(super) fn merge(
     }
     // Links with the names of parts, by which the GGUF reader finds the others.
     let (dir, link) = (LinkDir::new(store)?, PartName { prefix: "part", number: 1, count });
-    for (number, (_, digest)) in parts {
+    let mut linked_parts = Vec::with_capacity(parts.len());
+    for (number, (name, digest)) in parts {
         let target = dir.path.join(link.other(*number));
         let source = store.blob_path(&store.pin_uploaded_blob(digest)?);
         let linked =
             fs::hard_link(&source, &target).or_else(|_| fs::copy(&source, &target).map(|_| ()));
         linked.map_err(|e| StoreError::io("link", &source, &e))?;
-    }
-    // Error messages must name the user's files, not the links.
-    let named = |error: GgufError| {
-        let link = |number: &u32| dir.path.join(link.other(*number)).display().to_string();
-        let said = error.to_string();
-        let text = parts
-            .iter()
-            .fold(said.clone(), |text, (number, (name, _))| text.replace(&link(number), name));
-        match error {
-            GgufError::Io { .. } => error.into(),
-            _ if text == said => error.into(),
-            _ => StoreError::Split(text),
-        }
-    };
-    let gguf = Gguf::open(&dir.path.join(link.other(1))).map_err(named)?;
-    let mut metadata = gguf.metadata().clone();
-    for key in ["split.no", "split.count", "split.tensors.count"] {
-        metadata.remove(key);
-    }
-    let mut writer = Writer::with_metadata(metadata);
-    for tensor in gguf.tensors() {
-        writer.tensor(&tensor.name, tensor.ty, &tensor.shape)?;
+        linked_parts.push(NamedFile { name: name.clone(), path: target });
     }
     let mut blob = store.blob_writer()?;
-    let mut body = writer.start(&mut blob)?;
-    let (mut done, mut throttle) = (0, ProgressThrottle::new());
-    for tensor in gguf.tensors() {
-        body.write(gguf.data(tensor))?;
-        done += tensor.size;
-        if throttle.is_due(done >= gguf.tensor_bytes()) {
-            progress(done, gguf.tensor_bytes());
-        }
-    }
-    body.finish()?;
+    executor.execute(&FileJob::Join { parts: linked_parts }, &mut blob, progress)?;
     blob.finish(None)
 }
 

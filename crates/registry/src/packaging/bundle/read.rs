@@ -81,7 +81,9 @@ impl Registry {
         let name = import.store.stored_spelling(&model.name)?;
         match model.package {
             Some(package) => {
-                package.store(import.store, &name, keep_unused, self.settings().detect_template)?;
+                let (detect, executor) =
+                    (self.settings().detect_template, self.settings().executor.as_deref());
+                package.store(import.store, &name, keep_unused, detect, executor)?;
             }
             None => {
                 import.store.store_manifest(&name, &model.manifest, keep_unused, &mut || ())?;

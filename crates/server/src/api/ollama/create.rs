@@ -1,12 +1,15 @@
 //! `POST /api/create`: creates models.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::native::{CreateRequest, Progress};
 use puna_registry::OutgoingAccess;
-use puna_store::{CreateHooks, Digest, ModelName, ModelRef, ModelSource, Store, StoreError};
+use puna_store::{
+    CreateHooks, Digest, FileTemplate, ModelName, ModelRef, ModelSource, Store, StoreError,
+};
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
 
@@ -16,6 +19,7 @@ use crate::api::check_readable;
 use crate::app::{App, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::{ApiError, RunOptions};
+use crate::file_worker::FileWorker;
 use crate::http::{CallerAccess, ErrorResponse, Json, Native, record_ignored_field};
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
@@ -135,28 +139,69 @@ async fn try_create(
     request: &Arc<puna_store::CreateRequest>,
     to: &mpsc::Sender<ProgressLine>,
 ) -> Result<Result<(), StoreError>, ApiError> {
-    let (name, request, to, keep_unused) =
-        (name.clone(), request.clone(), to.clone(), app.config().no_prune);
-    app.store(move |store| create_model(store, &name, &request, keep_unused, &to)).await
+    let (name, request, to) = (name.clone(), request.clone(), to.clone());
+    let (keep_unused, worker) = (app.config().no_prune, app.launcher().file_worker());
+    let create = move |store: &Store| {
+        let mut progress = |line| _ = to.blocking_send(Ok(api_progress(line)));
+        let base =
+            CreateHooks { keep_unused, version: Some(OLLAMA_VERSION), ..CreateHooks::default() };
+        match &worker {
+            Some(worker) => create_with_worker(store, &name, &request, base, worker, &mut progress),
+            None => create_in_process(store, &name, &request, base, &mut progress),
+        }
+    };
+    app.store(create).await
 }
 
-fn create_model(
+fn api_progress(line: puna_store::Progress) -> Progress {
+    Progress {
+        status: line.status,
+        digest: line.digest.unwrap_or_default(),
+        total: line.total.unwrap_or(0),
+        completed: line.completed.unwrap_or(0),
+    }
+}
+
+/// Creates a model; sandboxed processes read files and templates.
+fn create_with_worker(
     store: &Store,
     name: &ModelName,
     request: &puna_store::CreateRequest,
-    keep_unused: bool,
-    to: &mpsc::Sender<ProgressLine>,
+    base: CreateHooks<'_>,
+    worker: &FileWorker,
+    progress: &mut dyn FnMut(puna_store::Progress),
 ) -> Result<(), StoreError> {
-    let mut progress = |line: puna_store::Progress| {
-        let line = Progress {
-            status: line.status,
-            digest: line.digest.unwrap_or_default(),
-            total: line.total.unwrap_or(0),
-            completed: line.completed.unwrap_or(0),
-        };
-        let _ = to.blocking_send(Ok(line));
+    let check_template = |text: &str| worker.check_template(text);
+    let check_model = |weights: &Path, adapters: &[PathBuf]| worker.check_model(weights, adapters);
+    let check_draft = |weights: &Path, draft: &Path| worker.check_draft(weights, draft);
+    let detect_template = |file: &FileTemplate| worker.detect_template(file);
+    let hooks = CreateHooks {
+        check_template: Some(&check_template),
+        check_model: Some(&check_model),
+        check_draft: Some(&check_draft),
+        detect_template: Some(&detect_template),
+        executor: Some(worker),
+        ..base
     };
-    store.create(name, request, &CreateHooks { keep_unused, ..hooks() }, &mut progress)
+    store.create(name, request, &hooks, progress)
+}
+
+/// Creates a model in this process, for tests that cannot start processes.
+fn create_in_process(
+    store: &Store,
+    name: &ModelName,
+    request: &puna_store::CreateRequest,
+    base: CreateHooks<'_>,
+    progress: &mut dyn FnMut(puna_store::Progress),
+) -> Result<(), StoreError> {
+    let hooks = CreateHooks {
+        check_template: Some(&check_template),
+        check_model: Some(&check_model),
+        check_draft: Some(&check_draft),
+        detect_template: Some(&detect_template),
+        ..base
+    };
+    store.create(name, request, &hooks, progress)
 }
 
 /// Refuses parameters with which every request to the model would fail.
@@ -173,19 +218,6 @@ pub(crate) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Resul
     run.sampling
         .normalize(run.num_ctx.unwrap_or(u32::MAX))
         .map_err(|e| ApiError::bad_request(e.to_string()))
-}
-
-/// Callbacks of the store for checks of templates, models and drafts, and the version for
-/// `requires`.
-fn hooks() -> CreateHooks<'static> {
-    CreateHooks {
-        check_template: Some(&check_template),
-        check_model: Some(&check_model),
-        check_draft: Some(&check_draft),
-        detect_template: Some(&detect_template),
-        version: Some(OLLAMA_VERSION),
-        ..CreateHooks::default()
-    }
 }
 
 /// Maps an error of the store: an impossible request is the client's error, a store that cannot be

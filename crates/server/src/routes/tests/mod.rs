@@ -7,6 +7,7 @@ mod create;
 mod description;
 mod dialects;
 mod embeddings;
+mod file_workers;
 mod images;
 mod metrics;
 mod mutations;
@@ -38,6 +39,7 @@ use crate::config::Config;
 use crate::middleware::Middleware;
 use crate::mirror::Registry;
 use crate::routes;
+use crate::runner::launch::Launcher;
 use crate::runner::tests::{Fake, FakeLauncher};
 
 struct TestServer {
@@ -79,15 +81,24 @@ impl TestApp {
         change: impl FnOnce(&mut Config),
         change_client: impl FnOnce(&mut puna_registry::Settings),
     ) -> Self {
-        let models = tempfile::tempdir().unwrap();
         let fake = Arc::<Fake>::default();
+        let launcher = Arc::new(FakeLauncher(fake.clone()));
+        Self::with_launcher(change, change_client, fake, launcher)
+    }
+
+    fn with_launcher(
+        change: impl FnOnce(&mut Config),
+        change_client: impl FnOnce(&mut puna_registry::Settings),
+        fake: Arc<Fake>,
+        launcher: Arc<dyn Launcher>,
+    ) -> Self {
+        let models = tempfile::tempdir().unwrap();
         let mut config = Config::with_models(models.path());
         change(&mut config);
         let authorizer = Arc::new(Authorizer::new(&config.keys).unwrap());
         let mut settings = crate::models::registry_client_settings::settings(&config);
         change_client(&mut settings);
         let client = puna_registry::Registry::new(settings);
-        let launcher = Arc::new(FakeLauncher(fake.clone()));
         let app = App::with_client(config, launcher, client).unwrap();
         Self { app, authorizer, fake, models }
     }

@@ -1,11 +1,9 @@
-//! Files that a runner may read.
+//! Files that a runner or a file worker may read.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use puna_gguf::PartName;
-
-use crate::runner::protocol::LoadSpec;
 
 /// Most parts of a split model that get rules; the GGUF key for their number has 16 bits.
 const MAX_PARTS: u32 = 65_535;
@@ -16,6 +14,7 @@ const MAX_PARTS: u32 = 65_535;
 /// - `/proc/self/cgroup`, `/proc/self/mountinfo`, `/sys/fs/cgroup`: limits of processor time, which
 ///   the thread pool reads again while it runs.
 /// - Time zone files: templates use the current date.
+#[cfg(target_os = "linux")]
 pub(super) const SYSTEM_PATHS: &[&str] = &[
     "/proc/cpuinfo",
     "/proc/self/cgroup",
@@ -30,11 +29,9 @@ pub(super) const SYSTEM_PATHS: &[&str] = &[
     "/etc/zoneinfo",
 ];
 
-/// Returns the regular files of a model: weights, adapters, draft model, and all parts of each.
-pub(super) fn model_files(spec: &LoadSpec, extra: &[PathBuf]) -> BTreeSet<PathBuf> {
-    let draft = spec.options.draft.as_ref().and_then(|draft| draft.weights.as_ref());
-    let paths = spec.weights.iter().chain(&spec.adapters).chain(draft).chain(extra);
-    paths.flat_map(|path| parts(path)).filter(|path| path.is_file()).collect()
+/// Returns those of the paths that are regular files, and all parts of split models among them.
+pub(crate) fn with_parts(paths: &[PathBuf]) -> BTreeSet<PathBuf> {
+    paths.iter().flat_map(|path| parts(path)).filter(|path| path.is_file()).collect()
 }
 
 /// Returns a path with the other parts of its model, as `puna_gguf` finds them: beside the path
@@ -63,15 +60,8 @@ fn has_part_name(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn spec(weights: &Path) -> LoadSpec {
-        LoadSpec {
-            weights: Some(weights.to_owned()),
-            adapters: Vec::new(),
-            options: Default::default(),
-            kv_cache_type: "f16".into(),
-            kernels: None,
-            threads: None,
-        }
+    fn found(path: &Path) -> BTreeSet<PathBuf> {
+        with_parts(&[path.to_owned()])
     }
 
     #[test]
@@ -83,20 +73,20 @@ mod tests {
             std::fs::write(at(name), "x").unwrap();
         }
         let all: BTreeSet<_> = names.map(at).into();
-        assert_eq!(model_files(&spec(&at(names[0])), &[]), all);
+        assert_eq!(found(&at(names[0])), all);
         let link = at("sha256-1");
         std::os::unix::fs::symlink(at(names[0]), &link).unwrap();
         let with_link: BTreeSet<_> = all.iter().cloned().chain([link.clone()]).collect();
-        assert_eq!(model_files(&spec(&link), &[]), with_link);
+        assert_eq!(found(&link), with_link);
     }
 
     #[test]
     fn folders_and_missing_files_get_no_rule() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(model_files(&spec(folder.path()), &[]).is_empty());
+        assert!(found(folder.path()).is_empty());
         let claims = folder.path().join("m-00001-of-99999.gguf");
-        assert!(model_files(&spec(&claims), &[]).is_empty());
+        assert!(found(&claims).is_empty());
         std::fs::write(&claims, "x").unwrap();
-        assert_eq!(model_files(&spec(&claims), &[]), BTreeSet::from([claims.clone()]));
+        assert_eq!(found(&claims), BTreeSet::from([claims.clone()]));
     }
 }

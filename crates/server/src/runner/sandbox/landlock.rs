@@ -8,25 +8,27 @@ use ::landlock::{
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use super::files::{SYSTEM_PATHS, model_files};
-use crate::runner::protocol::LoadSpec;
+use super::files::{SYSTEM_PATHS, with_parts};
 
-/// Version of Landlock whose rules the runner requests (Linux 6.12). An older kernel applies those
-/// that it knows.
+/// Version of Landlock with the rules that the process requests (Linux 6.12). An older kernel
+/// applies those that it knows.
 const REQUESTED_ABI: ABI = ABI::V6;
 
-/// Denies this thread, and threads that it starts, all files but those of `spec`, the files and
-/// folders in `extra`, and the system files. Returns the open paths of the rules: a rule for an
-/// entry of `/proc` lasts only while the entry is in use.
-pub(super) fn restrict(spec: &LoadSpec, extra: &[PathBuf]) -> (Vec<PathFd>, Result<(), String>) {
+/// Denies this thread, and threads that it starts, all files except for `files` with all parts of
+/// split models among them, `folders`, and the system files. Returns the open paths of the rules: a
+/// rule for an entry of `/proc` lasts only while the entry is in use.
+pub(super) fn restrict(
+    files: &[PathBuf],
+    folders: &[PathBuf],
+) -> (Vec<PathFd>, Result<(), String>) {
     let open = |path: PathBuf| PathFd::new(path).ok();
-    let files: Vec<PathFd> = model_files(spec, extra).into_iter().filter_map(open).collect();
+    let files: Vec<PathFd> = with_parts(files).into_iter().filter_map(open).collect();
     let time_zones = std::env::var_os("TZDIR").map(PathBuf::from);
     let system = SYSTEM_PATHS.iter().map(PathBuf::from).chain(time_zones);
     // A rule for a folder needs another set of rights than one for a file.
-    let (folders, system_files): (Vec<_>, Vec<_>) = system.partition(|path| path.is_dir());
-    let folders = folders.into_iter().chain(extra.iter().filter(|path| path.is_dir()).cloned());
-    let folders: Vec<PathFd> = folders.filter_map(open).collect();
+    let (system_folders, system_files): (Vec<_>, Vec<_>) = system.partition(|path| path.is_dir());
+    let folders = folders.iter().filter(|path| path.is_dir()).cloned();
+    let folders: Vec<PathFd> = folders.chain(system_folders).filter_map(open).collect();
     let system_files: Vec<PathFd> = system_files.into_iter().filter_map(open).collect();
     let result = apply(files.iter().chain(&system_files), &folders);
     // Model files stay usable without their open paths, since the file system is still mounted.
