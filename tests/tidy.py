@@ -199,6 +199,24 @@ def check_sentences(say):
                     say(path, start, f"a sentence of {words} words, at most {MAX_SENTENCE_WORDS}: {sentence[:60]}…")
 
 
+def check_unsafe(say):
+    """Every file with an `unsafe fn` states its contract, or a module above it does, under `# Safety`."""
+    stated = re.compile(r"^\s*//[/!] # Safety\b", re.M)
+    for crate in ("gguf", "quant", "kernels", "cpu"):
+        source = ROOT / "crates" / crate / "src"
+        for path in sorted(source.rglob("*.rs")):
+            text = path.read_text()
+            start = re.search(r"^\s*(?:pub(?:\([^)]*\))? )?(?:default )?unsafe fn ", text, re.M)
+            if not start:
+                continue
+            modules = [folder / "mod.rs" for folder in path.parents if source in folder.parents]
+            above = [module for module in modules if module != path and module.exists()]
+            contracts = [text] + [module.read_text().split("\n\n", 1)[0] for module in above]
+            if not any(stated.search(contract) for contract in contracts):
+                line = text.count("\n", 0, start.start()) + 2
+                say(path, line, "an unsafe function without `# Safety` in its file or in a module above")
+
+
 def paragraphs(text):
     """Paragraphs, list items and headings with the number of their first line; tables have cells, not sentences."""
     start, lines = 1, []
@@ -224,6 +242,7 @@ def main():
     check_circles(say)
     check_sentences(say)
     print(f"shared tables: {shared_tables.check(ROOT, say)}")
+    check_unsafe(say)
     print(*broken, sep="\n", end="\n" if broken else "")
     print(f"{len(broken)} broken rules" if broken else "tidy")
     return 1 if broken else 0

@@ -1,5 +1,10 @@
 //! Instructions: each file divides one kind of operation into tasks and computes them with the
 //! kernels of the level.
+//!
+//! # Safety
+//! Every `unsafe fn run` has the contract of [`Instruction::run`](crate::step::Instruction::run):
+//! its task number is valid, and earlier instructions have ended. A task reads values that earlier
+//! instructions wrote, and writes only its own rows or columns, which no other task touches.
 
 pub mod adapter_scale;
 pub mod attention;

@@ -2,8 +2,17 @@
 //!
 //! Bodies are `#[inline(always)]` generics over [`Simd`], and over [`QuantSimd`] for packed
 //! weights. [`target_feature_wrappers`] makes the functions with `#[target_feature]` for each
-//! level, into which bodies are inlined. Every body is an `unsafe fn` with one contract besides its
-//! own: *the processor has the features of the vector type*.
+//! level, into which bodies are inlined.
+//!
+//! # Safety
+//! This is the contract of every `unsafe fn` of this module and its submodules:
+//!
+//! - The processor has the features of the vector type.
+//! - Slices have the lengths that the wrapper checks before it enters the body.
+//! - A pointer is valid for the bytes that the function reads or writes, at any alignment.
+//! - A pointer to a chunk is valid for the whole chunk.
+//!
+//! A function or a trait with further conditions states them itself.
 
 pub(crate) mod attention;
 pub(crate) mod formats;

@@ -1,4 +1,8 @@
 //! Levels of x86-64.
+//!
+//! # Safety
+//! An `unsafe fn` of a level requires the processor's features of that level. Implementations of
+//! traits have the contract of their trait. Functions that take pointers state the bytes.
 
 mod amx;
 mod avx2;

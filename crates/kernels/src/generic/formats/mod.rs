@@ -1,5 +1,9 @@
 //! Unpacking of each packed format. `puna_quant` describes the layouts, which are the file
 //! format's.
+//!
+//! # Safety
+//! A pointer to a chunk is valid for all bytes of the chunk, and one to a block for all bytes of
+//! the block. The rest of the contract is that of [`generic`](super).
 
 #![allow(non_camel_case_types)] // types are named as the formats are
 
