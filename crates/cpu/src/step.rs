@@ -19,7 +19,7 @@ pub struct Q8Buffer {
 impl Q8Buffer {
     /// Makes a buffer for `values` activations, a multiple of 32.
     pub fn new(values: usize) -> Result<Self, BackendError> {
-        const WHAT: &str = "rounded activations";
+        const WHAT: &str = "quantized activations";
         Ok(Self {
             codes: SharedBuffer::zeroed(values, WHAT)?,
             scales: SharedBuffer::zeroed(values / 32, WHAT)?,

@@ -63,7 +63,7 @@ pub enum EngineError {
     DiffusionSteps {
         /// Requested number.
         steps: usize,
-        /// Allowed range.
+        /// Largest allowed number of steps.
         most: usize,
     },
     /// The block length is out of range.
@@ -73,7 +73,7 @@ pub enum EngineError {
     DiffusionBlock {
         /// Requested length.
         length: usize,
-        /// Allowed range.
+        /// Largest allowed length in tokens.
         most: usize,
     },
     /// The draft model is a diffusion model.

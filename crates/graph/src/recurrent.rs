@@ -399,7 +399,7 @@ impl Recurrence {
             Self::Wkv7 { .. } => "wkv7",
             Self::Retention { .. } => "retention",
             Self::Pool { .. } => "pool",
-            Self::NgramRows { .. } => "grams",
+            Self::NgramRows { .. } => "ngram_rows",
         }
     }
 

@@ -4,6 +4,8 @@
 //! or closure that it starts. The functions here put the work into a box first, so that all crates
 //! share one copy for each function.
 
+#![forbid(unsafe_code)]
+
 use std::any::Any;
 use std::future::Future;
 use std::marker::PhantomData;

@@ -45,7 +45,7 @@ pub struct AddControlVector {
 // SAFETY: a task writes its own rows of the result and reads the same rows of the input.
 unsafe impl Instruction for AddControlVector {
     fn name(&self) -> &'static str {
-        "steer"
+        "add_control_vector"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {

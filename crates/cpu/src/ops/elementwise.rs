@@ -31,7 +31,7 @@ unsafe impl Instruction for Map {
             Unary::AttnTemperature(_) => "attn_temperature",
             Unary::Scale(_) => "scale",
             Unary::Softcap(_) => "softcap",
-            Unary::GaussianTopK(_) => "sparsify",
+            Unary::GaussianTopK(_) => "gaussian_top_k",
         }
     }
 

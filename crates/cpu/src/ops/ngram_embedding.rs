@@ -37,7 +37,7 @@ impl NgramRows {
 // SAFETY: a task writes the rows of a sequence and its state, which are its own.
 unsafe impl Instruction for NgramRows {
     fn name(&self) -> &'static str {
-        "grams"
+        "ngram_rows"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {

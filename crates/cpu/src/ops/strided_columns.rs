@@ -19,7 +19,7 @@ pub struct StridedColumns {
 // SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for StridedColumns {
     fn name(&self) -> &'static str {
-        "pick"
+        "strided_columns"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {

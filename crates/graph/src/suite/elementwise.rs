@@ -265,7 +265,7 @@ fn unary() -> Vec<Case> {
         reference: Box::new(|x| x.iter().map(|x| 15.0 * (x / 15.0).tanh()).collect()),
     };
     let sparsify = || Unary {
-        name: "sparsify".into(),
+        name: "gaussian_top_k".into(),
         bound: 2.0,
         build: Box::new(|g, x| g.gaussian_top_k("out", x, 0.5)),
         reference: Box::new(|x| {

@@ -499,7 +499,7 @@ impl Reader {
     }
 }
 
-/// TaskEvents of one task. Dropping them cancels the task.
+/// Events of one task. Dropping them cancels the task.
 pub(crate) struct TaskEvents {
     id: u64,
     receiver: mpsc::Receiver<Event>,

@@ -204,8 +204,9 @@ fn serve(
     let start = |name, threads, share| spawn_preparers(name, threads, share, &preparer);
     let ordinary = start("prepare", cores, cores)?;
     let large = start("prepare large", LARGE_PREPARER_THREADS, LARGE_PREPARER_THREADS)?;
-    let constrained = start("prepare form", CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS)?;
-    let large_constrained = start("large form", CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS)?;
+    let constrained = start("prepare grammar", CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS)?;
+    let large_constrained =
+        start("large grammar", CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS)?;
     let tasks = Arc::new(Tasks::default());
     while let Some(message) = read::<RunnerRequest>(incoming)? {
         match message {
