@@ -26,15 +26,20 @@ fn quantize(source: PathBuf) -> FileJob {
     })
 }
 
-/// Output, messages and result of a job by a worker and in this process.
-fn run_both(job: &FileJob) -> [(Vec<u8>, Vec<puna_store::Progress>, Result<(), StoreError>); 2] {
+/// Output, messages and result of a job.
+type JobOutcome = (Vec<u8>, Vec<puna_store::Progress>, Result<(), StoreError>);
+
+/// Runs a job.
+type RunJob<'a> = &'a dyn Fn(&mut Vec<u8>, puna_store::ProgressFn<'_>) -> Result<(), StoreError>;
+
+/// Runs a job by a worker and in this process.
+fn run_both(job: &FileJob) -> [JobOutcome; 2] {
     let worker = FileWorker::this_program(0, SandboxMode::Auto).unwrap();
-    let run =
-        |execute: &dyn Fn(&mut Vec<u8>, puna_store::ProgressFn<'_>) -> Result<(), StoreError>| {
-            let (mut out, mut lines) = (Vec::new(), Vec::new());
-            let result = execute(&mut out, &mut |line| lines.push(line));
-            (out, lines, result)
-        };
+    let run = |execute: RunJob<'_>| {
+        let (mut out, mut lines) = (Vec::new(), Vec::new());
+        let result = execute(&mut out, &mut |line| lines.push(line));
+        (out, lines, result)
+    };
     [
         run(&|out, progress| worker.execute(job, out, progress)),
         run(&|out, progress| job.run(out, progress)),
