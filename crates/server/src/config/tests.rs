@@ -640,16 +640,47 @@ fn mirror_fresh_may_be_zero_but_not_negative() {
 }
 
 #[test]
-fn the_packaged_unit_leaves_settings_to_the_file() {
-    let unit = include_str!("../../../../packaging/puna-mirror.service");
-    let sets = |line: &&str| line.starts_with("Environment") || line.starts_with("PassEnvironment");
-    assert_eq!(
-        unit.lines().find(sets),
-        None,
-        "it would win over what an administrator writes into the file"
-    );
-    let starts: Vec<_> = unit.lines().filter_map(|line| line.strip_prefix("ExecStart=")).collect();
-    assert_eq!(starts, ["/usr/local/bin/puna mirror"], "so would a flag");
+fn the_packaged_units_leave_settings_to_the_file() {
+    let server = include_str!("../../../../packaging/puna.service");
+    let mirror = include_str!("../../../../packaging/puna-mirror.service");
+    for (unit, command) in [(server, "puna serve"), (mirror, "puna mirror")] {
+        let sets = |line: &&str| {
+            ["Environment", "PassEnvironment"].iter().any(|key| line.starts_with(key))
+        };
+        assert_eq!(
+            unit.lines().find(sets),
+            None,
+            "it would win over what an administrator writes into the file"
+        );
+        let starts: Vec<_> =
+            unit.lines().filter_map(|line| line.strip_prefix("ExecStart=")).collect();
+        assert_eq!(starts, [format!("/usr/local/bin/{command}")], "so would a flag");
+    }
+}
+
+#[test]
+fn the_packaged_unit_of_the_server_lets_runners_close_their_sandbox() {
+    let unit = include_str!("../../../../packaging/puna.service");
+    let lists: Vec<_> =
+        unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).collect();
+    let (denied, allowed): (Vec<_>, Vec<_>) =
+        lists.into_iter().partition(|list| list.starts_with('~'));
+    let has = |lists: &[&str], call: &str| {
+        lists.iter().any(|list| list.trim_start_matches('~').split(' ').any(|word| word == call))
+    };
+    let calls =
+        ["seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"];
+    for call in calls {
+        assert!(has(&allowed, call) && !has(&denied, call), "{call}");
+    }
+    // A runner reads the processors and the limits of its control group.
+    for hides in ["ProcSubset=pid", "PrivateUsers=yes"] {
+        assert!(!unit.lines().any(|line| line == hides), "{hides}");
+    }
+}
+
+#[test]
+fn the_packaged_settings_of_the_mirror_are_valid() {
     let packaged = include_str!("../../../../packaging/puna-mirror.toml");
     let c = with_file(packaged, &[], &[]).unwrap();
     assert_eq!(c.warnings, []);
