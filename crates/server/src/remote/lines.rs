@@ -1,10 +1,15 @@
-//! Reads streams of lines and of server-sent events, with limits on their length and on silence.
+//! Reads streams of lines and of server-sent events, with limits on their length, on silence, and
+//! on data that gives no output.
+//!
+//! Servers send comments or empty lines while they read a long prompt, so that no proxy closes the
+//! connection. These prove only that the server still runs. A stream of nothing else ends after
+//! [`OUTPUT_TIMEOUT_FACTOR`] silence timeouts or [`MAX_IDLE_BYTES`].
 
 use std::time::Duration;
 
 use reqwest::Response;
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::canonical::ApiError;
 
@@ -13,6 +18,12 @@ const MAX_LINE_BYTES: usize = 64 << 20;
 /// Size in bytes up to which an event's data is parsed after every line.
 const SHORT_BYTES: usize = 4096;
 
+/// Longest time without output, as a multiple of the longest time without data.
+pub(super) const OUTPUT_TIMEOUT_FACTOR: u32 = 6;
+/// Largest number of bytes between two outputs that belong to neither: comments, empty lines and
+/// events without text. A day of a comment of 15 bytes for each second has 1.3 MB.
+const MAX_IDLE_BYTES: usize = 16 << 20;
+
 /// UTF-8 byte order mark, with which some servers begin a stream.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
@@ -20,6 +31,10 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 pub(super) struct ResponseLines {
     response: Response,
     silence_timeout: Option<Duration>,
+    /// When the last output arrived, or the response began.
+    last_output: Instant,
+    /// Bytes without output since then, without those of the buffer.
+    idle_bytes: usize,
     buffer: Vec<u8>,
     /// Bytes of the buffer that were returned as lines.
     returned: usize,
@@ -33,6 +48,8 @@ impl ResponseLines {
         Self {
             response,
             silence_timeout,
+            last_output: Instant::now(),
+            idle_bytes: 0,
             buffer: Vec::new(),
             returned: 0,
             searched: 0,
@@ -40,17 +57,40 @@ impl ResponseLines {
         }
     }
 
+    /// Notes that the last line or event gave output, which restarts the limits on idle data.
+    pub(super) fn record_output(&mut self) {
+        (self.last_output, self.idle_bytes) = (Instant::now(), 0);
+    }
+
+    /// Counts bytes that gave no output so far.
+    fn add_idle_bytes(&mut self, count: usize) {
+        self.idle_bytes = self.idle_bytes.saturating_add(count);
+    }
+
+    /// Refuses a stream that has exceeded [`MAX_IDLE_BYTES`].
+    fn check_idle_bytes(&self) -> Result<(), ApiError> {
+        if self.idle_bytes <= MAX_IDLE_BYTES {
+            return Ok(());
+        }
+        let text = format!(
+            "the remote server sent more than {} MiB without an output",
+            MAX_IDLE_BYTES >> 20
+        );
+        Err(ApiError::new(502, text))
+    }
+
     async fn read_chunk(&mut self) -> Result<bool, ApiError> {
         let chunk = self.response.chunk();
         let chunk = match self.silence_timeout {
             None => chunk.await,
-            Some(silence_timeout) => timeout(silence_timeout, chunk).await.map_err(|_| {
-                let text = format!(
-                    "the remote server has sent nothing for {} s",
-                    silence_timeout.as_secs()
-                );
-                ApiError::new(504, text)
-            })?,
+            Some(silence_timeout) => {
+                let output_timeout = silence_timeout.saturating_mul(OUTPUT_TIMEOUT_FACTOR);
+                let rest = output_timeout.saturating_sub(self.last_output.elapsed());
+                let limit = silence_timeout.min(rest);
+                timeout(limit, chunk).await.map_err(|_| {
+                    if limit < silence_timeout { no_output(silence_timeout) } else { silent(limit) }
+                })?
+            }
         };
         let Some(chunk) = chunk.map_err(|error| connection_error(&error))? else {
             return Ok(false);
@@ -92,7 +132,9 @@ impl ResponseLines {
         // Long data is parsed again only once its length has doubled, which keeps the total cost
         // linear.
         let mut read_from = 0;
+        self.check_idle_bytes()?;
         while let Some(line) = self.next_line().await? {
+            let line_bytes = line.len() + 1;
             let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
             let part = match line.strip_prefix(b"data:") {
                 Some(part) => part.trim_ascii(),
@@ -103,9 +145,11 @@ impl ResponseLines {
                 }
                 None if line.is_empty() && !data.is_empty() => break,
                 // Comments that keep connections open, event names and ends of events are skipped.
-                None => continue,
+                None => &b""[..],
             };
             if part.is_empty() {
+                self.add_idle_bytes(line_bytes);
+                self.check_idle_bytes()?;
                 continue;
             }
             let is_first = data.is_empty();
@@ -121,20 +165,30 @@ impl ResponseLines {
                     Err(error) if error.is_eof() => {
                         read_from = if data.len() < SHORT_BYTES { 0 } else { 2 * data.len() }
                     }
-                    other => return other.map(Some).map_err(|error| invalid_json(&error)),
+                    other => {
+                        self.add_idle_bytes(data.len());
+                        return other.map(Some).map_err(|error| invalid_json(&error));
+                    }
                 }
             }
             data.push(b'\n');
         }
+        self.add_idle_bytes(data.len());
         if data.is_empty() { Ok(None) } else { parse_json(&data).map(Some) }
     }
 
     /// Returns the JSON value of the next line that is not empty.
     pub(super) async fn next_json(&mut self) -> Result<Option<Value>, ApiError> {
+        self.check_idle_bytes()?;
         while let Some(line) = self.next_line().await? {
+            let line_bytes = line.len() + 1;
             if !line.is_empty() {
-                return parse_json(line).map(Some);
+                let value = parse_json(line).map(Some);
+                self.add_idle_bytes(line_bytes);
+                return value;
             }
+            self.add_idle_bytes(line_bytes);
+            self.check_idle_bytes()?;
         }
         Ok(None)
     }
@@ -167,6 +221,22 @@ fn invalid_json(error: &serde_json::Error) -> ApiError {
     ApiError::new(502, format!("invalid response from the remote server: {error}"))
 }
 
+/// Error for a server that has sent nothing for some time.
+fn silent(silence_timeout: Duration) -> ApiError {
+    let seconds = silence_timeout.as_secs();
+    ApiError::new(504, format!("the remote server has sent nothing for {seconds} s"))
+}
+
+/// Error for a server that has kept its response open without an output.
+fn no_output(silence_timeout: Duration) -> ApiError {
+    let text = format!(
+        "the remote server has sent no output for {} s, only data that keeps the connection open: \
+         set a longer remote_timeout if it needs more time ({OUTPUT_TIMEOUT_FACTOR} times its value)",
+        silence_timeout.saturating_mul(OUTPUT_TIMEOUT_FACTOR).as_secs()
+    );
+    ApiError::new(504, text)
+}
+
 fn too_long() -> ApiError {
     ApiError::new(
         502,
@@ -176,6 +246,7 @@ fn too_long() -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::StreamExt;
     use serde_json::json;
 
     use super::*;
@@ -206,5 +277,95 @@ mod tests {
         for text in ["data: {oops\n\n", "data: {\"a\":\n\ndata: 1}\n\n", "data: {\"a\":"] {
             assert_eq!(events(text).await.unwrap_err().status, 502, "{text}");
         }
+    }
+
+    /// Returns the lines of a response that sends a text again and again, `period` apart.
+    fn endless(
+        text: &'static str,
+        period: Duration,
+        silence_timeout: Option<Duration>,
+    ) -> ResponseLines {
+        let stream = futures_util::stream::repeat(()).then(move |()| async move {
+            // Without a pause, other tasks must run too.
+            tokio::task::yield_now().await;
+            if !period.is_zero() {
+                tokio::time::sleep(period).await;
+            }
+            Ok::<_, std::io::Error>(text)
+        });
+        let body = reqwest::Body::wrap_stream(stream);
+        ResponseLines::new(axum::http::Response::new(body).into(), silence_timeout)
+    }
+
+    /// One minute of the paused clock.
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// Data that gives no output: comments, empty lines, and fields without data.
+    const IDLE: [&str; 4] = [": keep-alive\n\n", "\n", "event: ping\ndata:\n\n", "data: \r\n"];
+
+    #[tokio::test(start_paused = true)]
+    async fn data_without_output_does_not_keep_a_response_alive() {
+        for text in IDLE {
+            let began = Instant::now();
+            let failure = endless(text, MINUTE, Some(10 * MINUTE)).next_event().await.unwrap_err();
+            assert_eq!((failure.status, began.elapsed()), (504, 60 * MINUTE), "{text:?}");
+            assert!(failure.message.contains("no output for 3600 s"), "{}", failure.message);
+            assert!(failure.message.contains("remote_timeout"), "{}", failure.message);
+        }
+        let began = Instant::now();
+        let failure = endless("\n", MINUTE, Some(10 * MINUTE)).next_json().await.unwrap_err();
+        assert_eq!((failure.status, began.elapsed()), (504, 60 * MINUTE));
+        let began = Instant::now();
+        let failure = endless("[", MINUTE, Some(10 * MINUTE)).into_json().await.unwrap_err();
+        assert_eq!((failure.status, began.elapsed()), (504, 60 * MINUTE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_ends_a_response_before_the_limit_on_output() {
+        let began = Instant::now();
+        let lines = &mut endless(": keep-alive\n\n", 11 * MINUTE, Some(10 * MINUTE));
+        let failure = lines.next_event().await.unwrap_err();
+        assert_eq!((failure.status, began.elapsed()), (504, 10 * MINUTE));
+        assert!(failure.message.contains("sent nothing for 600 s"), "{}", failure.message);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn output_restarts_the_limit_on_time() {
+        let lines = &mut endless("data: {\"a\":1}\n\n", 9 * MINUTE, Some(10 * MINUTE));
+        for _ in 0..20 {
+            assert_eq!(lines.next_event().await.unwrap(), Some(json!({"a": 1})));
+            lines.record_output();
+        }
+        // The same events without output.
+        let began = Instant::now();
+        let failure = loop {
+            match lines.next_event().await {
+                Ok(event) => assert!(event.is_some()),
+                Err(failure) => break failure,
+            }
+        };
+        assert_eq!((failure.status, began.elapsed()), (504, 60 * MINUTE));
+    }
+
+    #[tokio::test]
+    async fn idle_data_is_bounded_without_a_time_limit() {
+        const LINES: &str = ": a comment that keeps a connection open, and one of its friends\n";
+        let text: &'static str = String::leak(LINES.repeat(1024));
+        let failure = endless(text, Duration::ZERO, None).next_event().await.unwrap_err();
+        assert_eq!((failure.status, failure.message.contains("16 MiB")), (502, true));
+        let text: &'static str = String::leak("\n".repeat(64 << 10));
+        let failure = endless(text, Duration::ZERO, None).next_json().await.unwrap_err();
+        assert_eq!((failure.status, failure.message.contains("16 MiB")), (502, true));
+        // Events without output count, and events with output do not.
+        let event = format!("data: {{\"a\":\"{}\"}}\n\n", "x".repeat(1 << 20));
+        let lines = &mut endless(String::leak(event), Duration::ZERO, None);
+        for _ in 0..20 {
+            assert!(lines.next_event().await.unwrap().is_some());
+            lines.record_output();
+        }
+        for _ in 0..16 {
+            assert!(lines.next_event().await.unwrap().is_some());
+        }
+        assert_eq!(lines.next_event().await.unwrap_err().status, 502);
     }
 }

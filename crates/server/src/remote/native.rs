@@ -157,8 +157,12 @@ pub(super) async fn read(
             events.push(Event::CallStart { index, id: call.id, name: call.function.name });
             events.push(Event::CallEnd { index, outcome });
         }
+        let has_output = !events.is_empty();
         for event in events {
             let _ = to.send(event).await;
+        }
+        if has_output {
+            answer.lines.record_output();
         }
         if line.done {
             return Ok(Event::Done(Box::new(summary(&line.done_reason, &line.metrics))));

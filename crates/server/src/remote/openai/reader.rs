@@ -114,6 +114,8 @@ impl PastCall {
 /// State of reading a response.
 struct Reader<'a> {
     to: &'a Sender<Event>,
+    /// Whether an event was sent since [`Reader::take_output`].
+    has_output: bool,
     logprobs: bool,
     /// Calls that have not ended, in the order of their starts.
     calls: Vec<OpenCall>,
@@ -145,6 +147,9 @@ pub(in crate::remote) async fn read(
             break Some(answer.failure(&error));
         }
         reader.chunk(&chunk).await;
+        if reader.take_output() {
+            answer.lines.record_output();
+        }
     };
     let reason = match reader.finish_reason.as_deref() {
         _ if failed.is_some() => None,
@@ -190,10 +195,26 @@ impl<'a> Reader<'a> {
     fn new(to: &'a Sender<Event>, logprobs: bool) -> Self {
         let (calls, past_calls) = (Vec::new(), Vec::new());
         let (begun, finish_reason, stop, usage) = (0, None, None, Value::Null);
-        Self { to, logprobs, calls, past_calls, begun, finish_reason, stop, usage }
+        Self {
+            to,
+            has_output: false,
+            logprobs,
+            calls,
+            past_calls,
+            begun,
+            finish_reason,
+            stop,
+            usage,
+        }
     }
 
-    async fn send(&self, event: Event) {
+    /// Whether an event was sent since the last call.
+    fn take_output(&mut self) -> bool {
+        std::mem::take(&mut self.has_output)
+    }
+
+    async fn send(&mut self, event: Event) {
+        self.has_output = true;
         // Sending fails only if the receiver is gone; then the task is about to be dropped.
         let _ = self.to.send(event).await;
     }

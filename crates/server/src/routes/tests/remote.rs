@@ -57,3 +57,88 @@ async fn fields_that_a_remote_server_ignores_are_named() {
     let unload = native.post("/api/chat", json!({"model": "far", "keep_alive": 0})).await;
     assert_eq!((unload.status.as_u16(), unload.header("x-puna-ignored")), (200, "keep_alive"));
 }
+
+/// Starts a server that sends the same texts for every request, then ends the answer. Without a
+/// `count` it never ends.
+async fn start_repeating_server(text: String, count: Option<usize>, end: &'static str) -> String {
+    let answer = move || {
+        let text = axum::body::Bytes::from(text.clone());
+        let texts = std::iter::repeat_n(text, count.unwrap_or(usize::MAX));
+        let texts = texts.chain([axum::body::Bytes::from_static(end.as_bytes())]);
+        let stream = futures_util::stream::iter(texts.map(Ok::<_, std::convert::Infallible>));
+        async move { axum::body::Body::from_stream(stream) }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = axum::Router::new().fallback(answer);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    format!("http://{address}")
+}
+
+/// Asks a remote model for an answer in one piece.
+async fn ask(base: &str, dialect: &str) -> TestResponse {
+    let allowed = base.trim_start_matches("http://").to_owned();
+    let server = TestServer::with(move |config| config.remotes = vec![allowed]);
+    let host = format!("{base}/{dialect}");
+    let made = json!({"model": "far", "from": "m", "remote_host": host, "stream": false});
+    assert_eq!(server.post("/api/create", made).await.status, 200);
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let body = json!({"model": "far", "messages": messages, "stream": false});
+    server.post("/api/chat", body).await
+}
+
+#[tokio::test]
+async fn a_remote_server_that_sends_no_output_without_end_is_an_error() {
+    let long = "x".repeat(60);
+    let idle = [
+        ("v1", format!(": {long}\n\n").repeat(1000)),
+        ("v1", format!("data: {{\"choices\": [], \"padding\": \"{long}\"}}\n\n").repeat(100)),
+        (
+            "v1",
+            format!("data: {{\"choices\": [{{\"delta\": {{\"role\": \"{long}\"}}}}]}}\n\n")
+                .repeat(100),
+        ),
+        ("api", "\n".repeat(64 << 10)),
+        (
+            "api",
+            format!(
+                "{{\"message\": {{\"role\": \"{long}\", \"content\": \"\"}}, \"done\": false}}\n"
+            )
+            .repeat(100),
+        ),
+    ];
+    for (dialect, text) in idle {
+        let start: String = text.chars().take(20).collect();
+        let base = start_repeating_server(text, None, "").await;
+        let answer = ask(&base, dialect).await;
+        assert_eq!(answer.status, 502, "{start}: {}", answer.body);
+        assert!(
+            answer.body.contains("more than 16 MiB without an output"),
+            "{start}: {}",
+            answer.body
+        );
+    }
+}
+
+#[tokio::test]
+async fn output_of_a_remote_server_has_no_limit_of_idle_data() {
+    let piece = "x".repeat(1 << 20);
+    let cases = [
+        (
+            "v1",
+            format!("data: {{\"choices\": [{{\"delta\": {{\"content\": \"{piece}\"}}}}]}}\n\n"),
+            "data: {\"choices\": [{\"delta\": {}, \"finish_reason\": \"stop\"}]}\n\ndata: [DONE]\n\n",
+        ),
+        (
+            "api",
+            format!("{{\"message\": {{\"role\": \"assistant\", \"content\": \"{piece}\"}}}}\n"),
+            "{\"message\": {\"role\": \"assistant\", \"content\": \"\"}, \"done\": true}\n",
+        ),
+    ];
+    for (dialect, text, end) in cases {
+        let base = start_repeating_server(text, Some(18), end).await;
+        let answer = ask(&base, dialect).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(answer.body.len() > 18 << 20, "{dialect}: {}", answer.body.len());
+    }
+}
