@@ -440,3 +440,38 @@ fn a_model_larger_than_memory_is_refused_before_it_is_read() {
         assert!(says.contains(" GB) than is available ("), "{command:?}: {says}");
     }
 }
+
+#[test]
+fn errors_are_the_same_with_backtraces() {
+    let puna = Puna::new();
+    let bad_model = puna.write("bad.gguf", "xx");
+    let bad_modelfile = puna.write("Modelfile", "FROM ./absent.gguf\n");
+    let unknown_command = puna.write("Other", "FROM x\nFOO bar\n");
+    for command in [
+        &["frobnicate"][..],
+        &["show", "nope"],
+        &["rm", "nope"],
+        &["inspect", &bad_model],
+        &["bench", &bad_model],
+        &["quantize", &bad_model, "out.gguf", "q4_0"],
+        &["create", "a", "-f", &bad_modelfile],
+        &["create", "a", "-f", &unknown_command],
+        &["import", "/absent"],
+        &["pull", "127.0.0.1:9/a/b"],
+        &["verify", "nope"],
+        &["serve", "--set", "port=x"],
+        &["debug", "script", "absent"],
+    ] {
+        let run = |backtrace: Option<&str>| {
+            let mut command = puna.command(command);
+            backtrace.into_iter().for_each(|value| drop(command.env("RUST_BACKTRACE", value)));
+            let output = command.output().unwrap();
+            let text = String::from_utf8(output.stderr).unwrap();
+            (output.status.code().unwrap(), text)
+        };
+        let plain = run(None);
+        assert!(plain.0 > 0 && plain.1.contains("Error: "), "{command:?}: {plain:?}");
+        assert_eq!(run(Some("1")), plain, "{command:?}");
+        assert_eq!(run(Some("full")), plain, "{command:?}");
+    }
+}

@@ -74,3 +74,22 @@ fn regex_error(whole: &str) -> Option<String> {
         report.lines().find(|line| !line.trim().is_empty() && !line.trim().starts_with('~'))?;
     Some(format!("invalid pattern {:?}: {cause}", pattern.trim()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_have_no_backtrace_and_no_dump_of_the_library() {
+        let trace =
+            "<backtrace>\n   0: std::backtrace\n             at /rustc/lib.rs:1\n</backtrace>";
+        for (error, expected) in [
+            (format!("panic: index out of bounds\n{trace}"), "panic: index out of bounds"),
+            (format!("no token fits\n<state>\nTokens: 7\n</state>{trace}"), "no token fits"),
+            (format!("\n\nunknown name: \"x\"\n{trace}"), "unknown name: \"x\""),
+        ] {
+            assert_eq!(reason(&error, true), expected);
+            assert_eq!(reason(&error, false), expected);
+        }
+    }
+}

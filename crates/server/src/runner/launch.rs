@@ -149,11 +149,22 @@ async fn forward_log(stderr: impl AsyncRead + Unpin, pid: u32, last: Arc<Mutex<S
             continue;
         }
         tracing::info!(runner = pid, "{line}");
-        // This hint follows the cause of a panic and must not replace it.
-        if !line.starts_with("note: run with `RUST_BACKTRACE") {
+        // A backtrace follows the cause of a panic and must not replace it.
+        if !is_backtrace_line(&line) {
             *lock(&last) = line;
         }
     }
+}
+
+/// Whether a trimmed line belongs to a backtrace of Rust: its heading, a frame, the source of a
+/// frame, or the hint about `RUST_BACKTRACE`.
+fn is_backtrace_line(line: &str) -> bool {
+    let is_frame = || {
+        let number = line.split_once(": ").map_or("", |(number, _)| number);
+        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let is_hint = || line.starts_with("note: ") && line.contains("`RUST_BACKTRACE");
+    line == "stack backtrace:" || line.starts_with("at ") || is_frame() || is_hint()
 }
 
 /// Reads a line and returns its first [`MAX_LOG_LINE_BYTES`] bytes; `None` at the end.
@@ -205,6 +216,29 @@ mod tests {
         let process = shell("sleep 60").launch().unwrap();
         process.kill.send(()).unwrap();
         assert!(process.exit.await.reason.starts_with("signal: 9"));
+    }
+
+    #[tokio::test]
+    async fn a_backtrace_does_not_replace_the_cause_of_an_exit() {
+        const PANIC: &str = "thread 'engine' panicked at crates/x.rs:1:2:\nindex 7 out of range";
+        const TRACE: &str =
+            "stack backtrace:\n   0: rust_begin_unwind\n             at /rustc/lib.rs:1";
+        for note in [
+            "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace",
+            "note: Some details are omitted, run with `RUST_BACKTRACE=full` for a verbose backtrace.",
+        ] {
+            let script = format!("cat >&2 <<'END'\n{PANIC}\n{TRACE}\n{note}\nEND\nexit 101");
+            let shell = ProcessLauncher {
+                program: "/bin/sh".into(),
+                args: vec!["-c".into(), script],
+                debug: 0,
+            };
+            let reason = shell.launch().unwrap().exit.await.reason;
+            assert_eq!(reason, "exit status 101: index 7 out of range");
+        }
+        for cause in ["note: out of memory", "model: 12 of 13", ": x", "atlas", "12 of 13: gone"] {
+            assert!(!is_backtrace_line(cause), "{cause}");
+        }
     }
 
     #[tokio::test]
