@@ -8,6 +8,7 @@ mod diffusion;
 mod encoder;
 mod fairness;
 
+mod loadable;
 mod many;
 mod memory;
 mod mutated;
@@ -17,6 +18,9 @@ mod prompts;
 mod recurrent;
 mod scarce_pages;
 mod windows;
+
+#[path = "../../../../fuzz/bodies/load.rs"]
+mod body;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -8,7 +8,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use puna_engine::{check_model, plan_memory};
 use puna_gguf::{GgufError, Metadata, Value, Writer};
 use puna_quant::TensorType;
 
@@ -189,43 +188,6 @@ fn written(metadata: &Metadata, tensors: &[Tensor], change: &Change) -> Result<V
     writer.to_vec(data)
 }
 
-/// Loads a file and generates or embeds a few tokens. The error is the message that a user reads.
-fn tried(bytes: Vec<u8>) -> Result<(), String> {
-    let view = || View::new(Arc::new(Gguf::from_bytes(bytes.clone())?));
-    check_model(&view().map_err(|e| e.to_string())?, &[]).map_err(|e| e.to_string())?;
-    let config = Config { threads: Some(1), ..Config::default() };
-    let backend = || Box::new(CpuBackend::new(&config).unwrap());
-    let (num_ctx, max_sequences) = (Some(128), Some(2));
-    let options =
-        EngineOptions { num_ctx, num_batch: 32, max_sequences, ..EngineOptions::default() };
-    let plan = plan_memory(&view().unwrap(), backend(), &options).map_err(|e| e.to_string())?;
-    if plan.total() > MOST_BYTES {
-        return Ok(());
-    }
-    let engine = Engine::open(view().unwrap(), backend(), &options).map_err(|e| e.to_string())?;
-    let mut prompt = engine
-        .tokenizer()
-        .encode("a hello <s>", EncodeOptions { add_special: true, parse_special: true });
-    prompt.truncate(6);
-    prompt.retain(|token| (*token as usize) < engine.info().n_vocab);
-    if engine.info().can_generate {
-        let (sender, events) = channel();
-        let request = Request { max_tokens: Some(3), ..Request::new(prompt.clone(), greedy()) };
-        // Invalid requests are rejected by the checks of valid models.
-        if engine.submit(request, Box::new(move |event| sender.send(event).is_ok())).is_ok() {
-            let ended = |event: &Event| {
-                matches!(event, Event::Done(_) | Event::Failed(_) | Event::Refused(_))
-            };
-            while !ended(&events.recv_timeout(PATIENCE).expect("a request ends")) {}
-        }
-    }
-    let (sender, vectors) = channel();
-    if engine.embed(0, vec![prompt], Box::new(move |result| drop(sender.send(result)))).is_ok() {
-        let _ = vectors.recv_timeout(PATIENCE).expect("an embedding ends");
-    }
-    Ok(())
-}
-
 /// Whether a message quotes the error: a key or tensor of the file, with or without the
 /// architecture's prefix; a missing key or tensor with a prefix that the file has; any missing
 /// matrix; or a changed architecture.
@@ -270,7 +232,7 @@ fn files_with_one_error_are_refused_by_name_or_run() {
             // The writer rejects this file.
             let Ok(bytes) = written(file.metadata(), &tensors, &change) else { continue };
             let started = Instant::now();
-            match catch_unwind(AssertUnwindSafe(|| tried(bytes))) {
+            match catch_unwind(AssertUnwindSafe(|| body::load_and_run(&bytes, MOST_BYTES))) {
                 Ok(Ok(())) => ran += 1,
                 Ok(Err(message)) if is_named(&message, &file, &change) && message.len() < 5000 => {
                     refused += 1

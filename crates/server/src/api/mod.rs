@@ -50,7 +50,7 @@ pub(crate) use arguments::{read_arguments, repaired_arguments, unparsed_argument
 pub(crate) use images::{check_images, check_readable, hide_old_images, hide_unreadable_images};
 pub(crate) use progress::respond_when;
 
-use answer_events::EventSequencer;
+pub(crate) use answer_events::EventSequencer;
 
 use crate::app::RunningTask;
 use crate::canonical::{ApiError, Event, GenerationSummary, PromptConfig};

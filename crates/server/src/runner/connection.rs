@@ -47,6 +47,10 @@ const SEND_QUEUE_CAPACITY: usize = 256;
 /// Tasks with more bytes than this are encoded on a blocking thread.
 const LARGE_TASK_BYTES: usize = 256 << 10;
 
+/// Largest number of characters of a reason that a runner gives for its end. Its model file may
+/// control the runner.
+pub(super) const MAX_REASON_CHARS: usize = 4000;
+
 /// How long a runner may take to exit after its connection has ended.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -92,6 +96,8 @@ type Outgoing = (RunnerRequest, Option<Arc<BodyReservation>>);
 /// Task that has not ended.
 struct OpenTask {
     events: mpsc::Sender<Event>,
+    /// Number of tool calls so far.
+    calls: usize,
     /// Memory reservation of the request. The first event of the runner releases it; until then,
     /// the request may wait in the runner in its original size.
     reservation: Option<Arc<BodyReservation>>,
@@ -224,9 +230,10 @@ impl RunnerConnection {
         match &tasks.ended {
             Some(failure) => drop(sender.try_send(Event::Error(failure.clone()))),
             None => {
-                tasks
-                    .open
-                    .insert(id, OpenTask { events: sender, reservation: reservation.clone() });
+                tasks.open.insert(
+                    id,
+                    OpenTask { events: sender, calls: 0, reservation: reservation.clone() },
+                );
                 // A runner that has ended has already failed its tasks.
                 self.0.out.send_reserved(
                     permit,
@@ -252,7 +259,9 @@ impl RunnerConnection {
         let end = event.is_end();
         let sent = tasks.open.get_mut(&id).is_none_or(|task| {
             task.reservation = None;
-            task.events.try_send(event).is_ok()
+            task.calls += usize::from(matches!(event, Event::CallStart { .. }));
+            // More calls than a runner may send would nest too deeply in the answer.
+            task.calls <= CALLS_MAX && task.events.try_send(event).is_ok()
         });
         if !sent {
             tracing::error!(task = id, "runner sent more events than allowed");
@@ -451,11 +460,14 @@ impl Reader {
             reason: format!("cannot read its exit status: {e}"),
             out_of_memory: false,
         });
-        let exit = match (self.failed, failure_reason) {
+        let mut exit = match (self.failed, failure_reason) {
             (Some(failed), _) => failed,
             (None, Some(reason)) => RunnerExit { reason, ..ended },
             (None, None) => ended,
         };
+        if let Some((end, _)) = exit.reason.char_indices().nth(MAX_REASON_CHARS) {
+            exit.reason.truncate(end);
+        }
         let text = "model runner has unexpectedly stopped, this may be due to resource limitations or an internal error, \
                     check the log of the Puna server for details";
         self.connection.end_tasks(&ApiError::internal(format!("{text}: {}", exit.reason)));

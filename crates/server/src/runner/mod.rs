@@ -29,6 +29,8 @@ pub(crate) mod connection;
 mod embed;
 mod forced;
 pub mod generator;
+#[cfg(any(test, fuzzing))]
+pub mod hostile_messages;
 pub(crate) mod launch;
 mod local;
 mod prepare;
