@@ -53,7 +53,8 @@ pub struct Settings {
     /// Time without progress after which a report names the cause of the wait.
     pub waiting_notice_delay: Duration,
     /// How long another process that downloads the same blob may make no progress before a report
-    /// says so. The download waits no longer than this for a stopped process.
+    /// says so. The download waits no longer than this for a stopped process, and no longer than
+    /// 20 times this for a running one.
     pub lock_holder_timeout: Duration,
     /// Smallest range of a download in bytes, except for the last one.
     pub min_range_bytes: u64,

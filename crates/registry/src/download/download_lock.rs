@@ -4,6 +4,10 @@
 //! would corrupt them. After a timeout, another process downloads to its own files, which start as
 //! a copy of the recorded bytes. Whichever finishes first stores the blob. The other process stores
 //! the same bytes under the same name if it continues.
+//!
+//! A running process may need time without progress, for a slow registry or a digest. After a
+//! longer timeout, it is bypassed too. Where the disk has no space for a copy, the wait ends with
+//! an error.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -19,6 +23,10 @@ use crate::disk_space::check_free_space;
 use crate::download::positioned_io::file_id;
 use crate::download::range_table::RangeTable;
 use crate::error::RegistryError;
+
+/// Time without progress after which a running lock holder is bypassed, as a multiple of the
+/// timeout for a stopped one.
+pub(super) const EXPIRY_FACTOR: u32 = 20;
 
 /// Whether the disk has space for a separate download: the whole blob, less the bytes of an
 /// earlier separate download.
@@ -41,7 +49,11 @@ async fn has_space_for_copy(
 ///
 /// If the lock holder is stopped and has made no progress for `timeout`, this process takes the
 /// secondary path, given enough disk space. Without space, the status tells the user how to
-/// continue.
+/// continue. A running holder has [`EXPIRY_FACTOR`] times as long.
+///
+/// # Errors
+/// The store cannot be written, the download is cancelled, or after the longer time there is no
+/// space, or a third process holds the secondary path.
 pub(super) async fn acquire_download_lock(
     store: &Arc<Store>,
     digest: Digest,
@@ -82,14 +94,19 @@ pub(super) async fn acquire_download_lock(
                     state.waiting_for =
                         Some(wait.message(holder.as_ref(), &digest, state.completed, now));
                 });
-                let stopped = holder.filter(|holder| wait.is_stalled(now) && holder.is_stopped());
-                if let (PartialPath::Primary, Some(holder)) = (partial_path, stopped)
+                let is_expired = wait.is_expired(now);
+                let is_stopped = || holder.as_ref().is_some_and(LockHolder::is_stopped);
+                if partial_path == PartialPath::Primary
+                    && (is_expired || wait.is_stalled(now) && is_stopped())
                     && has_space_for_copy(store, digest, total).await?
                 {
-                    tracing::info!(%holder, %digest, "lock holder is stopped; downloading to a second file");
+                    tracing::info!(holder = holder_name(holder.as_ref()), %digest, "lock holder makes no progress; downloading to a second file");
                     (wait, partial_path, bypassed_holder) =
-                        (LockHolderWait::new(timeout), PartialPath::Secondary, Some(holder));
+                        (LockHolderWait::new(timeout), PartialPath::Secondary, holder);
                     continue;
+                }
+                if is_expired {
+                    return Err(wait.expired_error(holder.as_ref(), &digest));
                 }
             }
         }
@@ -116,6 +133,20 @@ impl LockHolderWait {
         now.duration_since(self.since) >= self.timeout
     }
 
+    /// Whether there has been no progress for [`EXPIRY_FACTOR`] timeouts.
+    fn is_expired(&self, now: Instant) -> bool {
+        now.duration_since(self.since) >= self.timeout.saturating_mul(EXPIRY_FACTOR)
+    }
+
+    /// Error that names the holder and tells the user what to do.
+    fn expired_error(&self, holder: Option<&LockHolder>, digest: &Digest) -> RegistryError {
+        RegistryError::DownloadLocked {
+            digest: digest.short(),
+            holder: holder_name(holder),
+            seconds: self.timeout.saturating_mul(EXPIRY_FACTOR).as_secs(),
+        }
+    }
+
     /// Status that names the holder and, if it is stalled, tells the user what to do.
     fn message(
         &mut self,
@@ -127,8 +158,7 @@ impl LockHolderWait {
         if completed != self.completed {
             (self.completed, self.since) = (completed, now);
         }
-        let description = holder.map_or("another process".into(), LockHolder::to_string);
-        let description = format!("{description}, which fetches {}", digest.short());
+        let description = format!("{}, which fetches {}", holder_name(holder), digest.short());
         if !self.is_stalled(now) {
             return description;
         }
@@ -143,6 +173,11 @@ impl LockHolderWait {
             self.timeout.as_secs()
         )
     }
+}
+
+/// Name of a lock holder in messages.
+fn holder_name(holder: Option<&LockHolder>) -> String {
+    holder.map_or("another process".into(), LockHolder::to_string)
 }
 
 /// Result of an attempt to lock a download.

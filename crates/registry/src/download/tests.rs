@@ -71,7 +71,7 @@ async fn without_disk_space_a_stopped_lock_holder_is_waited_for() {
     process.stop();
     let (state, watched) = watch::channel(DownloadState::default());
     let acquire = |total| {
-        acquire_download_lock(&bench.store, digest, total, Duration::from_millis(100), &state)
+        acquire_download_lock(&bench.store, digest, total, Duration::from_millis(400), &state)
     };
     // More bytes than any disk has.
     let waits = tokio::time::timeout(Duration::from_secs(2), acquire(1 << 62)).await;
@@ -83,4 +83,32 @@ async fn without_disk_space_a_stopped_lock_holder_is_waited_for() {
     assert!(matches!(acquired, Ok(Some((_, PartialPath::Secondary)))));
     let copying = format!("a copy of the data of process {}", process.id());
     assert_eq!(watched.borrow().waiting_for.as_deref(), Some(&*copying));
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_running_lock_holder_without_progress_is_bypassed() {
+    let bench = Bench::new();
+    let (other, process) = (Store::open(bench.root()).unwrap(), SleepingProcess::new());
+    let digest = Digest::of(b"weights");
+    let lock = process.lock_download_as(&other, &digest);
+    let (state, watched) = watch::channel(DownloadState::default());
+    let begun = Instant::now();
+    let acquire = |total| {
+        acquire_download_lock(&bench.store, digest, total, Duration::from_millis(20), &state)
+    };
+    // More bytes than any disk has.
+    let error = acquire(1 << 62).await.map(|_| ()).unwrap_err();
+    assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
+    assert!(error.is_local() && !error.is_retryable(), "{error}");
+    let holder = format!("process {} has locked its download", process.id());
+    assert!(error.to_string().contains(&holder), "{error}");
+    let acquired = acquire(7).await;
+    let copying = format!("a copy of the data of process {}", process.id());
+    assert_eq!(watched.borrow().waiting_for.as_deref(), Some(&*copying));
+    // A third process waits for neither path without end.
+    let second = acquire(7).await.map(|_| ()).unwrap_err();
+    assert!(matches!(second, RegistryError::DownloadLocked { .. }), "{second}");
+    assert!(matches!(acquired, Ok(Some((_, PartialPath::Secondary)))));
+    drop(lock);
 }

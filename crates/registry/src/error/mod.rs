@@ -143,6 +143,10 @@ pub enum RegistryError {
         "not enough space for {what}: {needed} bytes needed, {free} free; remove models (`rm`), or set OLLAMA_MODELS to a folder on another disk"
     )]
     NoSpace { what: String, needed: u64, free: u64 },
+    #[error(
+        "cannot fetch {digest}: {holder} has locked its download and made no progress for {seconds} s, and a second copy cannot be made; end that process or free disk space, and pull again"
+    )]
+    DownloadLocked { digest: String, holder: String, seconds: u64 },
     #[error("{0} is built into this program: copy it to another name (`cp`) first")]
     BuiltIn(String),
     #[error("cannot read the bundle: {0}")]
@@ -231,6 +235,7 @@ impl RegistryError {
             Self::Store(_)
             | Self::Key(_)
             | Self::NoSpace { .. }
+            | Self::DownloadLocked { .. }
             | Self::Cancelled
             | Self::Secret { .. } => true,
             Self::PullManifest(error)
