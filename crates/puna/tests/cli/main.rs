@@ -464,7 +464,7 @@ fn errors_are_the_same_with_backtraces() {
     ] {
         let run = |backtrace: Option<&str>| {
             let mut command = puna.command(command);
-            backtrace.into_iter().for_each(|value| drop(command.env("RUST_BACKTRACE", value)));
+            command.envs(backtrace.map(|value| ("RUST_BACKTRACE", value)));
             let output = command.output().unwrap();
             let text = String::from_utf8(output.stderr).unwrap();
             (output.status.code().unwrap(), text)

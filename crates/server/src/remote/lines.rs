@@ -349,7 +349,8 @@ mod tests {
 
     #[tokio::test]
     async fn idle_data_is_bounded_without_a_time_limit() {
-        const LINES: &str = ": a comment that keeps a connection open, and one of its friends\n";
+        const LINES: &str =
+            ": a comment that keeps a connection open while a long prompt is read\n";
         let text: &'static str = String::leak(LINES.repeat(1024));
         let failure = endless(text, Duration::ZERO, None).next_event().await.unwrap_err();
         assert_eq!((failure.status, failure.message.contains("16 MiB")), (502, true));
