@@ -258,7 +258,7 @@ pub fn load_and_run(bytes: &[u8], max_plan_bytes: u64) -> Result<(), String> {
         }
     }
     let (sender, vectors) = channel();
-    if engine.embed(vec![prompt], Box::new(move |result| drop(sender.send(result)))).is_ok() {
+    if engine.embed(0, vec![prompt], Box::new(move |result| drop(sender.send(result)))).is_ok() {
         let _ = vectors.recv_timeout(REQUEST_TIMEOUT).expect("an embedding ends");
     }
     Ok(())
