@@ -129,6 +129,8 @@ def check_sources(page, write):
             if number is None:
                 errors.append(f"{where}: {path}: does not define {name}")
             else:
+                if number != int(line) and not write:
+                    errors.append(f"{where}: {path}:{line}: {name} is on line {number}; --write corrects it")
                 return f"`{path}:{number}` (`{name}`)"
         elif line and int(line) > len(there.read_text(encoding="utf-8").splitlines()):
             errors.append(f"{where}: {path}: has no line {line}")
