@@ -69,9 +69,11 @@ def test_commands_report_the_cause_of_a_connection_error(secure):
     def error(**env):
         done = puna("list", env={k: v for k, v in (secure.env | env).items() if v})
         assert done.returncode == 1, done
+        assert not any(name in done.stderr for name in ("UnknownIssuer", "InvalidContentType", "DnsName(", "NotValidForName")), done
         return done.stderr
 
     assert "set SSL_CERT_FILE to its certificate" in error(SSL_CERT_FILE="")
+    assert "cannot read SSL_CERT_FILE /none: " in error(SSL_CERT_FILE="/none")
     assert "use a host name that the certificate contains" in error(OLLAMA_HOST=f"https://[::ffff:127.0.0.1]:{secure.port}")
     assert "put https:// in front of the address" in error(OLLAMA_HOST=f"http://localhost:{secure.port}")
 

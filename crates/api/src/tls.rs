@@ -4,13 +4,11 @@
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
 
-use puna_trust::{PinnedCertificateVerifier, is_authority_itself};
+use puna_trust::{PinnedCertificateVerifier, TlsProblem};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, InvalidMessage, SignatureScheme,
-};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 
 /// TLS configuration. Nothing is read before the first TLS connection.
 pub(crate) fn config() -> ClientConfig {
@@ -45,8 +43,9 @@ impl ServerCertVerifier for LazySystemVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verifier = self.verifier.get_or_init(|| {
-            Ok(Box::new(PinnedCertificateVerifier::system(Vec::new(), self.provider.clone())?)
-                as Box<dyn ServerCertVerifier>)
+            let verifier = PinnedCertificateVerifier::system(Vec::new(), self.provider.clone());
+            let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
+            Ok(Box::new(verifier) as Box<dyn ServerCertVerifier>)
         });
         verifier.as_ref().map_err(Clone::clone)?.verify_server_cert(
             certificate,
@@ -92,39 +91,17 @@ impl ServerCertVerifier for LazySystemVerifier {
 
 /// Describes a TLS error and what to do. `None`: the error is another one.
 pub(crate) fn tls_problem(error: &(dyn Error + 'static)) -> Option<String> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(tls) = error.downcast_ref::<rustls::Error>() {
-            return Some(explained(tls));
+    let problem = TlsProblem::find(error)?;
+    let advice = match &problem {
+        TlsProblem::UnknownAuthority => {
+            Some("set SSL_CERT_FILE to its certificate, or add it to the system's trust store")
         }
-        // An I/O error may contain another error that is not its source.
-        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        cause = inner.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source());
-    }
-    None
-}
-
-fn explained(error: &rustls::Error) -> String {
-    use CertificateError::{
-        Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer,
+        TlsProblem::AuthorityItself => Some("set SSL_CERT_FILE to a file with this certificate"),
+        TlsProblem::NotTls => Some("use http://"),
+        problem => problem.advice(),
     };
-    let hint = match error {
-        rustls::Error::InvalidCertificate(UnknownIssuer) => {
-            "the authority of the server's certificate is not trusted: set SSL_CERT_FILE to its certificate, or add it to the system's trust store"
-        }
-        rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) => {
-            "use a host name that the certificate contains"
-        }
-        rustls::Error::InvalidCertificate(Expired | ExpiredContext { .. }) => {
-            "the server needs a new certificate"
-        }
-        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
-            "the server does not use TLS at this address: use http://"
-        }
-        error if is_authority_itself(error) => {
-            "the server's certificate is that of an authority: set SSL_CERT_FILE to a file with this certificate"
-        }
-        _ => return error.to_string(),
-    };
-    format!("{error}: {hint}")
+    Some(match advice {
+        Some(advice) => format!("{problem}: {advice}"),
+        None => problem.to_string(),
+    })
 }

@@ -2,6 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use puna_trust::TlsProblem;
 use reqwest::{Method, Url};
 
 /// Host and port of a URL.
@@ -34,8 +35,11 @@ pub fn redact<'a>(text: &str, secrets: impl IntoIterator<Item = &'a str>) -> Str
     forms.iter().fold(text.to_owned(), |text, form| text.replace(form.as_str(), "…"))
 }
 
-/// Message of the innermost cause of an error.
-pub fn root_cause(error: &dyn std::error::Error) -> String {
+/// Message of the innermost cause of an error. TLS errors have plain descriptions.
+pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    if let Some(problem) = TlsProblem::find(error) {
+        return problem.to_string();
+    }
     let mut cause = error;
     while let Some(next) = cause.source() {
         cause = next;

@@ -8,9 +8,15 @@
 
 #![forbid(unsafe_code)]
 
+mod problem;
+
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
+use std::path::PathBuf;
 use std::sync::Arc;
+
+pub use problem::TlsProblem;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_name;
@@ -30,6 +36,22 @@ const EXTENDED_KEY_USAGE_OID: [u8; 5] = [0x06, 0x03, 0x55, 0x1d, 0x25];
 /// DER encoding of the object identifier of the usage "server authentication".
 const SERVER_AUTH_OID: [u8; 10] = [0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
 
+/// The trusted certificates cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TrustError {
+    /// The file of trusted certificates cannot be used.
+    #[error("cannot read SSL_CERT_FILE {}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// The system has no certificates, or an additional certificate is invalid.
+    #[error("{0}")]
+    Certificates(TlsProblem),
+}
+
 /// Verifier that also accepts the certificates of servers that the user trusts directly. Another
 /// verifier decides first.
 #[derive(Debug)]
@@ -44,26 +66,40 @@ impl PinnedCertificateVerifier {
     /// certificates at once.
     ///
     /// # Errors
-    /// The system's certificates cannot be used.
+    /// The system's certificates, or those of `SSL_CERT_FILE`, cannot be used.
     pub fn system(
         extra: Vec<CertificateDer<'static>>,
         provider: Arc<CryptoProvider>,
-    ) -> Result<Self, rustls::Error> {
-        let inner = Arc::new(Verifier::new_with_extra_roots(extra.iter().cloned(), provider)?);
-        Ok(Self { inner, pinned: extra.into_iter().chain(certificates_of_variable()).collect() })
+    ) -> Result<Self, TrustError> {
+        let of_variable = certificates_of_file(std::env::var_os(VARIABLE))?;
+        let inner = Verifier::new_with_extra_roots(extra.iter().cloned(), provider)
+            .map_err(|error| TrustError::Certificates((&error).into()))?;
+        Ok(Self { inner: Arc::new(inner), pinned: extra.into_iter().chain(of_variable).collect() })
     }
 }
 
-/// Certificates of the file that [`VARIABLE`] names. The system's verifier reports an invalid file,
-/// so this function ignores errors.
-fn certificates_of_variable() -> Vec<CertificateDer<'static>> {
-    let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) else {
-        return Vec::new();
+/// Certificates of the file that [`VARIABLE`] names. The system's verifier ignores an unusable
+/// file.
+fn certificates_of_file(
+    path: Option<OsString>,
+) -> Result<Vec<CertificateDer<'static>>, TrustError> {
+    let Some(path) = path.filter(|path| !path.is_empty()).map(PathBuf::from) else {
+        return Ok(Vec::new());
     };
     let mut text = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut text));
-    read.map(|_| CertificateDer::pem_slice_iter(&text).filter_map(Result::ok).collect())
-        .unwrap_or_default()
+    let read = File::open(&path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut text));
+    if let Err(error) = read {
+        return Err(TrustError::File { path, reason: error.to_string() });
+    }
+    let certificates: Vec<_> =
+        CertificateDer::pem_slice_iter(&text).filter_map(Result::ok).collect();
+    match certificates.is_empty() {
+        false => Ok(certificates),
+        true => Err(TrustError::File {
+            path,
+            reason: "it contains no certificate in PEM format".to_owned(),
+        }),
+    }
 }
 
 /// Whether the error is the rejection of an authority's certificate as the server's own.
@@ -178,6 +214,22 @@ mod tests {
         let name = ServerName::try_from(name).unwrap();
         let now = UnixTime::since_unix_epoch(Duration::from_secs(at));
         verifier.verify_server_cert(shown, &[], &name, &[], now).map(drop)
+    }
+
+    #[test]
+    fn an_unusable_certificate_file_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let (missing, empty) = (folder.path().join("none.pem"), folder.path().join("empty.pem"));
+        std::fs::write(&empty, "no certificate").unwrap();
+        let error = |path: &std::path::Path| {
+            certificates_of_file(Some(path.into())).unwrap_err().to_string()
+        };
+        let start =
+            |path: &std::path::Path| format!("cannot read SSL_CERT_FILE {}: ", path.display());
+        assert!(error(&missing).starts_with(&start(&missing)), "{}", error(&missing));
+        assert_eq!(error(&empty), start(&empty) + "it contains no certificate in PEM format");
+        assert_eq!(certificates_of_file(None), Ok(Vec::new()));
+        assert_eq!(certificates_of_file(Some(OsString::new())), Ok(Vec::new()));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use puna_store::{Digest, ModelName};
+use puna_trust::TlsProblem;
 use reqwest::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderValue, LOCATION,
     RETRY_AFTER, VIA,
@@ -38,12 +39,8 @@ const MAX_ERROR_TEXT_BYTES: usize = 4 << 10;
 const BODY_TIMEOUT_FACTOR: u32 = 4;
 /// Attempts of a request at a mirror. They are few because other endpoints can serve the request.
 const MIRROR_ATTEMPTS: u32 = 3;
-/// Text of rustls's error if the server does not speak TLS. A retry would fail too.
-const NOT_TLS_ERROR: &str = "InvalidContentType";
-/// Text of rustls's error if the server's certificate is invalid, expired or not trusted.
-const UNTRUSTED_ERROR: &str = "invalid peer certificate";
-/// Text of rustls's error for a self-signed certificate that is marked as an authority's.
-const SELF_SIGNED_ERROR: &str = "CaUsedAsEndEntity";
+/// Text of the error if a server closes the connection during the TLS handshake.
+const HANDSHAKE_EOF_ERROR: &str = "handshake eof";
 
 /// Request to be sent, possibly several times.
 pub(crate) struct RequestSpec<'a> {
@@ -557,28 +554,34 @@ pub(crate) fn stalled_error(method: &Method, url: &Url, stall_timeout: Duration)
 
 pub(crate) fn transport_error(method: &Method, url: &Url, error: &reqwest::Error) -> RegistryError {
     let mut cause = root_cause(error);
-    let host = authority(url);
+    let (host, problem) = (authority(url), TlsProblem::find(error));
     // A server without TLS answers the handshake with other bytes, or closes the connection.
-    let is_unencrypted = [NOT_TLS_ERROR, "handshake eof"].iter().any(|words| cause.contains(words));
-    let is_untrusted = cause.contains(UNTRUSTED_ERROR);
+    let is_unencrypted = match &problem {
+        Some(problem) => *problem == TlsProblem::NotTls,
+        None => cause.contains(HANDSHAKE_EOF_ERROR),
+    };
     if error.is_connect() && url.scheme() == "https" && is_unencrypted {
         cause += &format!(
             ": if the server speaks plain HTTP, use --insecure, or set http = true in [registry.hosts.{host:?}]"
         );
     }
-    if is_untrusted {
-        let what = if cause.contains(SELF_SIGNED_ERROR) {
-            "this certificate"
-        } else {
-            "the certificate of its authority"
-        };
+    let trusted = match &problem {
+        Some(TlsProblem::AuthorityItself) => Some("this certificate"),
+        Some(TlsProblem::UnknownAuthority) => Some("the certificate of its authority"),
+        _ => None,
+    };
+    if let Some(advice) = problem.as_ref().and_then(TlsProblem::advice) {
+        cause += &format!(": {advice}");
+    }
+    if let Some(what) = trusted {
         cause += &format!(
             ": to trust it, set ca = \"FILE.pem\" in [registry.hosts.{host:?}], or SSL_CERT_FILE, to {what}"
         );
     }
-    let is_tls_error = is_untrusted || cause.contains(NOT_TLS_ERROR);
+    // A retry would fail too.
+    let is_permanent = problem.as_ref().is_some_and(TlsProblem::is_permanent);
     let (method, url) = (method_name(method), display_url(url));
-    match is_tls_error {
+    match is_permanent {
         true => RegistryError::Tls { method, url, cause },
         false => RegistryError::Transport { method, url, cause },
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use puna_trust::PinnedCertificateVerifier;
+use puna_trust::{PinnedCertificateVerifier, TlsProblem, TrustError};
 use rustls::ClientConfig;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::CertificateDer;
@@ -27,7 +27,7 @@ pub fn config() -> Result<ClientConfig, RegistryError> {
 
 /// Like [`config`], and also trusts the certificates of a PEM file: of authorities and of servers.
 pub(crate) fn config_with(ca: Option<&Path>) -> Result<ClientConfig, RegistryError> {
-    let setup = |e: rustls::Error| SetupProblem::Tls { reason: e.to_string() };
+    let setup = |e: rustls::Error| SetupProblem::Tls { reason: TlsProblem::from(&e).to_string() };
     let provider = Arc::new(default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());
     let builder = builder.with_safe_default_protocol_versions().map_err(setup)?;
@@ -37,9 +37,15 @@ pub(crate) fn config_with(ca: Option<&Path>) -> Result<ClientConfig, RegistryErr
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth(),
-        // An error concerns the given file. Without a file, the system has no certificates.
-        Err(error) if ca.is_some() => return Err(setup(error).into()),
-        Err(error) => {
+        Err(error @ TrustError::File { .. }) => {
+            return Err(SetupProblem::Tls { reason: error.to_string() }.into());
+        }
+        Err(TrustError::Certificates(error)) => {
+            // An error concerns the given file. Without a file, the system has no certificates.
+            if let Some(path) = ca {
+                let (path, reason) = (path.to_owned(), "a certificate is invalid".to_owned());
+                return Err(SetupProblem::Certificates { path, reason }.into());
+            }
             tracing::info!(%error, "no certificates on this system: using the built-in ones");
             let roots =
                 webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect::<rustls::RootCertStore>();

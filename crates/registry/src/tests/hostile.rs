@@ -486,7 +486,13 @@ async fn a_server_without_tls_is_not_retried() {
     else {
         panic!("nobody has it")
     };
-    assert!(error.to_string().contains("if the server speaks plain HTTP"), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains(
+            "the server does not use TLS at this address: if the server speaks plain HTTP"
+        ),
+        "{text}"
+    );
     assert!(!error.is_retryable());
     assert_eq!(requested.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
