@@ -47,8 +47,8 @@ pub struct AdapterScale {
 /// Options of a model by Modelfile name. A missing value is the model's own, else the default.
 #[derive(JsonSchema)]
 pub struct Options {
-    /// Context length in tokens; by default the model's, limited by memory. Does not reload the
-    /// model.
+    /// Context length in tokens, at least 4: a smaller one counts as 4. By default the model's,
+    /// limited by memory. Does not reload the model.
     num_ctx: Option<f64>,
     /// Largest number of prompt tokens in one step. Reloads the model.
     num_batch: Option<f64>,

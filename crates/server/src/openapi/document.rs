@@ -15,6 +15,8 @@ use crate::version::VERSION;
 
 /// JSON pointer of the object that holds the schemas.
 const COMPONENTS: &str = "#/components/schemas/";
+/// Start of a reference within the schema of the native options.
+const DEFINITIONS: &str = "#/$defs/";
 
 /// Prefix of the names of response types until [`SchemaRegistry::into_schemas`] assigns the final
 /// names.
@@ -287,6 +289,7 @@ impl SchemaRegistry {
             rename_references(&mut schema, &|name| names.get(name).cloned().unwrap_or_default());
             all.insert(names[&name].clone(), schema);
         }
+        all.values_mut().for_each(resolve_option_types);
         all.values_mut().for_each(join_description_lines);
         all.values_mut().for_each(annotate_fields);
         // The former name of a type, for clients that are generated from the document.
@@ -315,6 +318,26 @@ fn rename_references(schema: &mut Value, renamed: &dyn Fn(&str) -> String) {
             }
         }
         Value::Array(list) => list.iter_mut().for_each(|value| rename_references(value, renamed)),
+        _ => {}
+    }
+}
+
+/// Makes the types of native options, which are schemas of their own, refer to the components.
+fn resolve_option_types(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            for (key, value) in map {
+                match value {
+                    Value::String(text) if key == "$ref" => {
+                        if let Some(name) = text.strip_prefix(DEFINITIONS) {
+                            *text = format!("{COMPONENTS}{name}");
+                        }
+                    }
+                    value => resolve_option_types(value),
+                }
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(resolve_option_types),
         _ => {}
     }
 }

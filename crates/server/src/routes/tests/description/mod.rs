@@ -183,12 +183,14 @@ fn names_of_types_are_unique_and_references_resolve() {
         "two types of one name: give one a name by schemars(rename): {numbered:?}"
     );
     let text = document.to_string();
-    let names =
-        text.split("\"#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap());
-    let used: BTreeSet<&str> = names.collect();
-    for name in &used {
-        assert!(types.contains_key(*name), "{name}");
+    let references: BTreeSet<&str> =
+        text.split("\"$ref\":\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    for reference in &references {
+        let pointer = reference.strip_prefix('#').unwrap_or_else(|| panic!("{reference}"));
+        assert!(document.pointer(pointer).is_some(), "{reference}");
     }
+    let names = references.iter().map(|name| name.trim_start_matches("#/components/schemas/"));
+    let used: BTreeSet<&str> = names.collect();
     for (name, _) in types.iter().filter(|(_, schema)| schema["deprecated"] != true) {
         assert!(used.contains(name.as_str()), "nothing refers to {name}");
     }
