@@ -9,6 +9,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
 use super::Scope;
+use crate::util::text_file::{line_of, read_utf8};
 
 /// Prefix of all keys, by which people and secret scanners recognize them.
 const PREFIX: &str = "puna-";
@@ -106,9 +107,13 @@ impl KeyFile {
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let failed =
             |reason: String| KeyError::File { what: "read", path: path.to_owned(), reason };
-        match std::fs::read_to_string(path) {
+        match read_utf8(path) {
             Ok(text) => match toml::from_str::<Self>(&text) {
-                Err(e) => Err(failed(e.message().to_owned())),
+                Err(e) => {
+                    let line = e.span().map(|span| line_of(&text, span.start));
+                    let line = line.map_or(String::new(), |line| format!("line {line}: "));
+                    Err(failed(format!("{line}{}", e.message())))
+                }
                 Ok(file) if file.keys.is_empty() && !file.open => Err(failed(NO_KEYS.to_owned())),
                 Ok(file) => Ok(file),
             },
@@ -168,10 +173,7 @@ impl KeyFile {
     /// # Errors
     /// [`KeyError::Exists`], [`KeyError::Name`], [`KeyError::Random`]
     pub fn add(&mut self, name: &str, scopes: Vec<Scope>) -> Result<String, KeyError> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
-        if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
-            return Err(KeyError::Name(name.to_owned()));
-        }
+        check_key_name(name)?;
         if self.keys.iter().any(|key| key.name == name) {
             return Err(KeyError::Exists(name.to_owned()));
         }
@@ -212,6 +214,18 @@ impl KeyFile {
     pub fn find(&self, secret: &str) -> Option<&Key> {
         let hash = hash(secret);
         self.keys.iter().find(|key| key.hash.eq_ignore_ascii_case(&hash))
+    }
+}
+
+/// Checks the name of a key.
+///
+/// # Errors
+/// [`KeyError::Name`]
+pub fn check_key_name(name: &str) -> Result<(), KeyError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+    match !name.is_empty() && name.len() <= 64 && name.chars().all(fits) {
+        true => Ok(()),
+        false => Err(KeyError::Name(name.to_owned())),
     }
 }
 

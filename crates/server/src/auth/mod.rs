@@ -11,7 +11,7 @@ pub(crate) mod rate_limits;
 #[cfg(test)]
 mod tests;
 
-pub use file::{Key, KeyError, KeyFile};
+pub use file::{Key, KeyError, KeyFile, check_key_name};
 
 use serde::{Deserialize, Serialize};
 

@@ -51,3 +51,8 @@ impl Setting {
 pub fn quoted(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }
+
+/// Shows a value in an error message, in quotes and with JSON's escapes.
+pub fn shown_text(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

@@ -7,8 +7,10 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::ConfigError;
 use super::host_keys;
+use super::host_names::is_host;
 use super::setting_keys::{keys, setting};
 use super::setting_table::ValueKind;
+use crate::util::text_file::{line_of, read_utf8};
 
 /// Settings of a file as text, in the form that a variable would hold.
 #[derive(Debug, Default)]
@@ -42,12 +44,11 @@ impl File {
     /// type.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let wrong = |line, text| ConfigError::File { path: path.to_owned(), line, text };
-        let source = std::fs::read_to_string(path).map_err(|e| ConfigError::Unreadable {
+        let source = read_utf8(path).map_err(|e| ConfigError::Unreadable {
             path: path.to_owned(),
             reason: e.to_string(),
         })?;
-        let line_of =
-            |at: usize| source.get(..at).map_or(1, |before| before.matches('\n').count() + 1);
+        let line_of = |at: usize| line_of(&source, at);
         let table = DeTable::parse(&source).map_err(|e| {
             let line = e.span().map_or(1, |span| line_of(span.start));
             wrong(line, e.message().to_owned())
@@ -100,6 +101,13 @@ fn host_tables(
             );
             return Err((line, text));
         };
+        if !is_host(&host) {
+            let text = format!(
+                "[{}.{host:?}]: use a host name or IP address with an optional port, such as hub:5000",
+                host_keys::GROUP
+            );
+            return Err((line, text));
+        }
         let mut entries = Vec::new();
         for (name, value) in table {
             let line = line_of(name.span().start);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use puna_api::{Address, parse_bytes};
 use puna_mirror::{DEFAULT_QUOTA_OBJECTS, Quota, Rule, S3Location, Upstreams, check_namespace};
 
-use super::effective::quoted;
+use super::effective::{quoted, shown_text};
 use super::reader::SettingsReader;
 use super::storage;
 
@@ -75,7 +75,8 @@ impl SettingsReader<'_> {
         let one = |text: &str| {
             let problem = || {
                 format!(
-                    "has {text:?}: it must be like team=50GB, team-*=1.5TB or *=200GB:5000 (bytes and objects); the first match counts"
+                    "has {}: it must be like team=50GB, team-*=1.5TB or *=200GB:5000 (bytes and objects); the first match counts",
+                    shown_text(text)
                 )
             };
             let (namespaces, limits) = text.split_once('=').ok_or_else(problem)?;
@@ -130,7 +131,10 @@ impl SettingsReader<'_> {
         let parse = |text: &str| {
             let bytes = parse_bytes(text).map(Some);
             bytes.ok_or_else(|| {
-                format!("is {text:?}: it must be a number of bytes such as 500MB or 20GB")
+                format!(
+                    "is {}: it must be a number of bytes such as 500MB or 20GB",
+                    shown_text(text)
+                )
             })
         };
         self.strict(key, None, parse, |bytes| bytes.map(|bytes| bytes.to_string()))
@@ -140,7 +144,9 @@ impl SettingsReader<'_> {
     fn count(&mut self, key: &'static str) -> Option<usize> {
         let parse = |text: &str| {
             let count = text.parse().ok().filter(|count| *count > 0).map(Some);
-            count.ok_or_else(|| format!("is {text:?}: it must be a whole number of at least 1"))
+            count.ok_or_else(|| {
+                format!("is {}: it must be a whole number of at least 1", shown_text(text))
+            })
         };
         self.strict(key, None, parse, |count| count.map(|count: usize| count.to_string()))
     }

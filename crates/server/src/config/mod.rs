@@ -8,6 +8,7 @@ mod effective;
 mod error;
 mod file;
 mod host_keys;
+mod host_names;
 mod hosts;
 mod mirror;
 pub mod origins;

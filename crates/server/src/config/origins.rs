@@ -1,5 +1,6 @@
 //! Allowed web origins (CORS).
 
+use super::effective::shown_text;
 use crate::http::host_check::is_authority;
 
 /// An entry of the origin list is invalid.
@@ -7,11 +8,12 @@ use crate::http::host_check::is_authority;
 pub enum OriginsError {
     /// Neither a pattern nor a URL.
     #[error(
-        "bad origin {0:?}: origins must contain '*' or include http://,https://,chrome-extension://,safari-extension://,moz-extension://,ms-browser-extension://"
+        "bad origin {}: origins must contain '*' or include http://,https://,chrome-extension://,safari-extension://,moz-extension://,ms-browser-extension://",
+        shown_text(.0)
     )]
     Scheme(String),
     /// More than one wildcard.
-    #[error("bad origin {0:?}: only one * is allowed")]
+    #[error("bad origin {}: only one * is allowed", shown_text(.0))]
     Wildcards(String),
 }
 

@@ -1,6 +1,6 @@
 //! Which requests share cached prefixes.
 
-use super::effective::quoted;
+use super::effective::{quoted, shown_text};
 use super::reader::SettingsReader;
 
 /// Which requests find each other's prefixes in the cache of a model. A request that finds a prefix
@@ -23,7 +23,7 @@ impl PrefixSharing {
     pub(super) fn read(read: &mut SettingsReader<'_>) -> Self {
         let parse = |text: &str| {
             let found = Self::ALL.iter().find(|(name, _)| *name == text);
-            let error = || format!("is {text:?}: it must be key, group or all");
+            let error = || format!("is {}: it must be key, group or all", shown_text(text));
             found.map(|(_, sharing)| *sharing).ok_or_else(error)
         };
         let show = |sharing: &Self| {

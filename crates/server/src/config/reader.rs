@@ -1,6 +1,5 @@
 //! Reads settings from all sources and records the values in effect.
 
-use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,9 +7,10 @@ use puna_api::{Address, KeepAlive, format_duration, parse_duration, parse_rate};
 use puna_graph::KvType;
 use puna_mirror::S3Location;
 
-use super::effective::{Setting, Source, quoted};
+use super::effective::{Setting, Source, quoted, shown_text};
 use super::error::{ConfigError, Warning};
 use super::file::File;
+use super::host_names::{is_host, is_server, names_host_or_port, without_scheme};
 use super::origins::Origins;
 use super::paths::expanded;
 use crate::speculate::SpeculateSetting;
@@ -22,30 +22,6 @@ pub struct Sources<'a> {
     pub file: File,
     /// Home directory, for `~`.
     pub home: Option<PathBuf>,
-}
-
-/// Whether a text is a host name or IP address, optionally with a port. IPv6 addresses are in
-/// brackets.
-fn is_host(text: &str) -> bool {
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !text.ends_with(']') => (host, Some(port)),
-        _ => (text, None),
-    };
-    let number = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-    let named =
-        !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
-    (named || number.is_some_and(|number| number.parse::<Ipv6Addr>().is_ok()))
-        && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
-}
-
-/// Whether a text is a host, optionally with `http://` or `https://`.
-fn is_server(text: &str) -> bool {
-    is_host(without_scheme(text).trim_end_matches('/'))
-}
-
-/// Removes `http://` or `https://`.
-fn without_scheme(text: &str) -> &str {
-    text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text)
 }
 
 /// Text of a value with its source.
@@ -78,6 +54,18 @@ impl<'a> SettingsReader<'a> {
         if let Some((_, text)) = self.sources.flags.iter().rev().find(|(k, _)| *k == key) {
             return Some(RawValue { text: text.clone(), source: Source::Flag });
         }
+        self.find_below_flags(key)
+    }
+
+    /// Like [`Self::find`]; an empty value of the command line counts as absent, too.
+    fn find_text(&self, key: &'static str) -> Option<RawValue> {
+        self.find(key)
+            .filter(|found| !found.text.trim().is_empty())
+            .or_else(|| self.find_below_flags(key))
+    }
+
+    /// Finds a value of a variable or of the file.
+    fn find_below_flags(&self, key: &'static str) -> Option<RawValue> {
         for prefix in ["PUNA", "OLLAMA"] {
             let variable = format!("{prefix}_{}", key.to_uppercase().replace('.', "_"));
             if let Some(text) = self.raw(&variable) {
@@ -144,7 +132,7 @@ impl<'a> SettingsReader<'a> {
 
     /// Reads a path and expands `~`.
     pub fn path(&mut self, key: &'static str, default: Option<&str>) -> Option<PathBuf> {
-        let (text, source) = match self.find(key) {
+        let (text, source) = match self.find_text(key) {
             Some(RawValue { text, source }) => (Some(self.expand(&text)), source),
             None => (default.map(str::to_owned), Source::Default),
         };
@@ -222,17 +210,19 @@ impl<'a> SettingsReader<'a> {
     pub fn number(&mut self, key: &'static str, default: u32, most: u32) -> u32 {
         let parse = |text: &str| match text.parse() {
             Ok(number) if number <= most => Ok(number),
-            _ if most == u32::MAX => {
-                Err(format!("is {text:?}: it must be a whole number of at least 0"))
+            _ if most == u32::MAX && !text.bytes().all(|c| c.is_ascii_digit()) => {
+                Err(format!("is {}: it must be a whole number of at least 0", shown_text(text)))
             }
-            _ => Err(format!("is {text:?}: it must be a whole number from 0 to {most}")),
+            _ => {
+                Err(format!("is {}: it must be a whole number from 0 to {most}", shown_text(text)))
+            }
         };
         self.parsed(key, default, parse, |n| (*n > 0 || default > 0).then(|| n.to_string()))
     }
 
     /// Reads an address, and whether it has an explicit scheme.
     pub fn address(&mut self, key: &'static str, default: &str) -> (Address, bool) {
-        let found = self.find(key);
+        let found = self.find_text(key);
         let is_set = found.is_some();
         let RawValue { text, source } =
             found.unwrap_or(RawValue { text: default.to_owned(), source: Source::Default });
@@ -244,6 +234,10 @@ impl<'a> SettingsReader<'a> {
         }
         if let Some(problem) = address.problem() {
             self.refuse(key, &source, problem);
+        } else if is_set && !names_host_or_port(&shown) {
+            let problem =
+                "must begin with a host name, an IP address or a port, such as 127.0.0.1:11434";
+            self.warn_or_refuse(key, &source, problem.into(), &format!("using {}", address.host));
         }
         self.note(key, Some(quoted(&shown)), source);
         (address, scheme)
@@ -253,7 +247,7 @@ impl<'a> SettingsReader<'a> {
     pub fn origins(&mut self) -> Origins {
         let parse = |text: &str| match Origins::parse(text) {
             Ok(origins) => Ok((origins, Some(text.to_owned()))),
-            Err(error) => Err(format!("is {text:?}: {error}")),
+            Err(error) => Err(format!("is {}: {error}", shown_text(text))),
         };
         let none = (Origins::default(), None);
         self.strict("origins", none, parse, |(_, text)| text.as_deref().map(quoted)).0
@@ -270,7 +264,7 @@ impl<'a> SettingsReader<'a> {
             let all: Vec<_> =
                 text.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
             match all.iter().find(|one| !fits(one)) {
-                Some(wrong) => Err(format!("has {wrong:?}: {says}")),
+                Some(wrong) => Err(format!("has {}: {says}", shown_text(wrong))),
                 None => Ok(all.into_iter().map(str::to_owned).collect()),
             }
         };
@@ -339,7 +333,7 @@ impl<'a> SettingsReader<'a> {
     pub fn storage(&mut self, key: &'static str) -> Option<S3Location> {
         let parse = |text: &str| match S3Location::parse(text) {
             Ok(storage) => Ok(Some((storage, text.to_owned()))),
-            Err(problem) => Err(format!("is {text:?}: {problem}")),
+            Err(problem) => Err(format!("is {}: {problem}", shown_text(text))),
         };
         let show =
             |found: &Option<(S3Location, String)>| found.as_ref().map(|(_, text)| quoted(text));
@@ -352,9 +346,10 @@ impl<'a> SettingsReader<'a> {
             let text = text.trim_end_matches('/');
             match text.contains("://") && is_server(text) {
                 true => Ok(Some(text.to_owned())),
-                false => {
-                    Err(format!("is {text:?}: it must be an address such as https://s3.intra:9000"))
-                }
+                false => Err(format!(
+                    "is {}: it must be an address such as https://s3.intra:9000",
+                    shown_text(text)
+                )),
             }
         };
         self.strict(key, None, parse, |found| found.as_deref().map(quoted))
@@ -363,7 +358,9 @@ impl<'a> SettingsReader<'a> {
     /// Reads a rate in bytes per second; `None` is no limit.
     pub fn rate(&mut self, key: &'static str) -> Option<u64> {
         let parse = |text: &str| {
-            parse_rate(text).map(Some).map_err(|problem| format!("is {text:?}: {problem}"))
+            parse_rate(text)
+                .map(Some)
+                .map_err(|problem| format!("is {}: {problem}", shown_text(text)))
         };
         self.strict(key, None, parse, |rate| rate.map(|rate| rate.to_string()))
     }
@@ -378,10 +375,12 @@ impl<'a> SettingsReader<'a> {
                 // A missing directory may be mounted later.
                 match path.is_absolute() {
                     false => Err(format!(
-                        "has {text:?}: use an absolute path, or one that starts with ~/"
+                        "has {}: use an absolute path, or one that starts with ~/",
+                        shown_text(text)
                     )),
                     true if path.is_file() => Err(format!(
-                        "has {text:?}, which is a file: use the directory that contains `blobs` and `manifests`"
+                        "has {}, which is a file: use the directory that contains `blobs` and `manifests`",
+                        shown_text(text)
                     )),
                     true => Ok(path),
                 }
@@ -402,7 +401,7 @@ impl<'a> SettingsReader<'a> {
             Ok(kind) => Ok(kind.name().to_owned()),
             Err(_) => {
                 let known = KvType::ALL.map(KvType::name).join(", ");
-                Err(format!("is {text:?}: it must be one of {known}"))
+                Err(format!("is {}: it must be one of {known}", shown_text(text)))
             }
         };
         self.strict("kv_cache_type", KvType::F16.name().to_owned(), parse, |kind| {
@@ -414,7 +413,7 @@ impl<'a> SettingsReader<'a> {
     pub fn kernels(&mut self) -> Option<String> {
         let parse = |text: &str| match puna_cpu::kernels::level(text) {
             Ok(level) => Ok(Some(level.name.to_owned())),
-            Err(error) => Err(format!("is {text:?}: {error}")),
+            Err(error) => Err(format!("is {}: {error}", shown_text(text))),
         };
         self.strict("kernels", None, parse, |name| name.as_deref().map(quoted))
     }
@@ -424,7 +423,10 @@ impl<'a> SettingsReader<'a> {
         let parse = |text: &str| {
             let is_plain = text.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c));
             match text.is_empty() || !is_plain {
-                true => Err(format!("is {text:?}: it must be one word, such as llamacpp or ggml")),
+                true => Err(format!(
+                    "is {}: it must be one word, such as llamacpp or ggml",
+                    shown_text(text)
+                )),
                 false => Ok(Some(text.to_ascii_lowercase())),
             }
         };
@@ -438,19 +440,18 @@ impl<'a> SettingsReader<'a> {
             return SpeculateSetting::default();
         };
         let text = self.expand(&text);
-        let problem = if boolean(&text).is_some() && !text.eq_ignore_ascii_case("off") {
-            Err(format!(
+        let parsed = match (SpeculateSetting::parse(&text), boolean(&text)) {
+            (SpeculateSetting::Model(_), Some(_)) => Err(format!(
                 "it must be one of {}, or the name of a draft model",
                 SpeculateSetting::MODES
-            ))
-        } else {
-            SpeculateSetting::parse_checked(&text)
+            )),
+            _ => SpeculateSetting::parse_checked(&text),
         };
-        let setting = problem.unwrap_or_else(|problem| {
+        let setting = parsed.unwrap_or_else(|problem| {
             self.warn_or_refuse(
                 "speculate",
                 &source,
-                format!("is {text:?}: {problem}"),
+                format!("is {}: {problem}", shown_text(&text)),
                 "using auto",
             );
             SpeculateSetting::default()
@@ -485,7 +486,7 @@ impl<'a> SettingsReader<'a> {
     pub fn time(&mut self, key: &'static str, default: Duration) -> Duration {
         let parse = |text: &str| {
             let nanos = u64::try_from(nanoseconds(text)?)
-                .map_err(|_| format!("is {text:?}: it must not be negative"))?;
+                .map_err(|_| format!("is {}: it must not be negative", shown_text(text)))?;
             Ok(Duration::from_nanos(nanos))
         };
         self.strict(key, default, parse, |time| Some(quoted(&format_duration(*time))))
@@ -505,7 +506,12 @@ impl<'a> SettingsReader<'a> {
         let found = boolean(&text);
         if found.is_none() {
             let problem = "it must be on (1, true, yes) or off (0, false, no)";
-            self.warn_or_refuse(key, &source, format!("is {text:?}: {problem}"), "using on");
+            self.warn_or_refuse(
+                key,
+                &source,
+                format!("is {}: {problem}", shown_text(&text)),
+                "using on",
+            );
         }
         let on = found.unwrap_or(true);
         self.note(key, Some(on.to_string()), source);
@@ -516,7 +522,10 @@ impl<'a> SettingsReader<'a> {
     pub fn switch(&mut self, key: &'static str) -> bool {
         let parse = |text: &str| {
             boolean(text).ok_or_else(|| {
-                format!("is {text:?}: it must be on (1, true, yes) or off (0, false, no)")
+                format!(
+                    "is {}: it must be on (1, true, yes) or off (0, false, no)",
+                    shown_text(text)
+                )
             })
         };
         self.strict(key, false, parse, |on| Some(on.to_string()))
@@ -524,21 +533,24 @@ impl<'a> SettingsReader<'a> {
 
     /// Reads the debug level: 0, 1, 2, or a switch.
     pub fn debug(&mut self) -> u8 {
-        let level = self
-            .find("debug")
-            .and_then(|found| Some((found.text.parse::<u64>().ok()?, found.source)));
-        let Some((level, source)) = level else {
-            return u8::from(self.on("debug"));
+        let Some(RawValue { text, source }) = self.find("debug") else {
+            self.note("debug", Some("false".into()), Source::Default);
+            return 0;
         };
-        if level > 2 && !matches!(source, Source::Variable(_)) {
-            self.refuse(
-                "debug",
-                &source,
-                format!("is \"{level}\": it must be 0, 1 or 2, or on or off"),
-            );
-        }
-        let level = level.min(2) as u8;
-        self.note("debug", Some(level.to_string()), source);
+        let problem = || format!("is {}: it must be 0, 1 or 2, or on or off", shown_text(&text));
+        let (level, shown) = match (text.parse::<u64>(), boolean(&text)) {
+            (Ok(level @ 0..=2), _) => (level as u8, level.to_string()),
+            (Ok(_), _) => {
+                self.warn_or_refuse("debug", &source, problem(), "using 2");
+                (2, "2".to_owned())
+            }
+            (Err(_), Some(on)) => (u8::from(on), on.to_string()),
+            (Err(_), None) => {
+                self.warn_or_refuse("debug", &source, problem(), "using on");
+                (1, "true".to_owned())
+            }
+        };
+        self.note("debug", Some(shown), source);
         level
     }
 }
@@ -571,7 +583,10 @@ fn nanoseconds(text: &str) -> Result<i64, String> {
 }
 
 fn invalid_duration(text: &str) -> String {
-    format!("is {text:?}: it must be a time such as 90s, 5m or 1h30m, or a number of seconds")
+    format!(
+        "is {}: it must be a time such as 90s, 5m or 1h30m, or a number of seconds",
+        shown_text(text)
+    )
 }
 
 /// Parses Go's booleans and common words, ignoring case.

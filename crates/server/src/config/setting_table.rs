@@ -134,7 +134,7 @@ pub const SETTINGS: &[SettingDefinition] = &[
         kind: ValueKind::Text,
         group: SettingGroup::Access,
         default: SettingDefault::Value("key"),
-        meaning: "which requests find each other's [prefixes](../guide/serve.md#whose-prefixes-a-request-finds) in the cache: `key`, `group` or `all`",
+        meaning: "which requests find each other's [prefixes](../guide/serve.md#prefix-cache-isolation) in the cache: `key`, `group` or `all`",
         help: None,
     },
     SettingDefinition {

@@ -264,8 +264,8 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
             "line 1: origins is \"https://a,wombat\": bad origin \"wombat\"",
         ),
         (
-            "speculate = true",
-            "line 1: speculate is \"true\": it must be one of auto, off, ngram, always, or the name",
+            "speculate = 1",
+            "line 1: speculate is \"1\": it must be one of auto, off, ngram, always, or the name",
         ),
         ("speculate = \"atuo\"", "line 1: speculate is \"atuo\": did you mean \"auto\"?"),
         ("speculate = \"a b\"", "line 1: speculate is \"a b\": it must be one of"),
@@ -694,4 +694,77 @@ fn the_packaged_settings_of_the_mirror_are_valid() {
         shown(&with_file(&own, &[], &[]).unwrap(), "mirror.host"),
         Some("\"127.0.0.1:5000\"".into())
     );
+}
+
+#[test]
+fn an_empty_path_or_address_of_the_command_line_counts_as_absent() {
+    let keys = |text: &str, variables: &[(&str, &str)]| {
+        let c = with_file(text, variables, &[("keys", "")]).unwrap();
+        c.keys.file_name().unwrap().to_owned()
+    };
+    assert_eq!(keys("", &[]), "keys.toml", "the default file protects the server");
+    assert_eq!(keys("", &[("PUNA_KEYS", "/a/mine")]), "mine");
+    assert_eq!(keys("keys = \"/a/theirs\"", &[]), "theirs");
+    let host = |flag| {
+        let c = with_file("", &[("OLLAMA_HOST", "127.0.0.2:7")], &[("host", flag)]).unwrap();
+        c.address.authority()
+    };
+    assert_eq!((host(""), host("h:8")), ("127.0.0.2:7".to_owned(), "h:8".to_owned()));
+}
+
+#[test]
+fn an_address_names_a_host_or_a_port() {
+    for wrong in ["/none", "[", "http:///x", "[::1"] {
+        let error = with_file("", &[], &[("host", wrong)]).unwrap_err().to_string();
+        assert!(error.contains("must begin with a host name"), "{wrong}: {error}");
+    }
+    for fine in [":8080", "[::1]:7", "::1", "https://h/x"] {
+        assert!(with_file("", &[], &[("host", fine)]).is_ok(), "{fine}");
+    }
+}
+
+#[test]
+fn on_and_true_enable_speculation() {
+    for text in ["on", "TRUE", "auto"] {
+        let c = with_file("", &[], &[("speculate", text)]).unwrap();
+        assert_eq!(c.speculate, SpeculateSetting::default(), "{text}");
+        assert!(config(&[("PUNA_SPECULATE", text)]).warnings.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn numbers_and_levels_that_are_too_large_are_refused_with_the_largest() {
+    let error = |key, text| with_file("", &[], &[(key, text)]).unwrap_err().to_string();
+    let text = error("max_queue", "99999999999");
+    assert!(text.ends_with("it must be a whole number from 0 to 4294967295"), "{text}");
+    assert!(error("debug", "x").ends_with("it must be 0, 1 or 2, or on or off"));
+    let warnings = config(&[("OLLAMA_DEBUG", "3")]).warnings;
+    assert!(warnings[0].to_string().ends_with("on or off; using 2"), "{warnings:?}");
+}
+
+#[test]
+fn control_characters_of_values_are_shown_with_escapes_of_json() {
+    for key in ["max_queue", "kernels", "origins", "prefix_sharing", "speculate", "debug"] {
+        let error = with_file("", &[], &[(key, "a\u{1b} \u{7f}")]).unwrap_err().to_string();
+        assert!(error.contains("\"a\\u001b ") && !error.contains('\u{1b}'), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_utf8_is_refused_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("puna.toml");
+    std::fs::write(&path, b"debug = 1\nkeys = \"\xff\"").unwrap();
+    let error = File::read(&path).unwrap_err().to_string();
+    assert!(error.ends_with(": line 2 is not UTF-8"), "{error}");
+    std::fs::write(&path, "open = true\n[[key]]\nname = 5").unwrap();
+    let error = crate::auth::KeyFile::read(&path).unwrap_err().to_string();
+    assert!(error.contains(": line 3: "), "{error}");
+}
+
+#[test]
+fn hosts_of_registries_are_host_names() {
+    let error = with_file("[registry.hosts.\"x/y z\"]\nhttp = true", &[], &[]).unwrap_err();
+    assert!(error.to_string().contains("line 1: [registry.hosts.\"x/y z\"]: use a host name"));
+    assert!(with_file("[registry.hosts.\"[::1]:5000\"]\nhttp = true", &[], &[]).is_ok());
 }

@@ -8,3 +8,4 @@ pub(crate) mod lock;
 pub(crate) mod panic_message;
 pub(crate) mod random_ids;
 pub(crate) mod shutdown;
+pub(crate) mod text_file;
