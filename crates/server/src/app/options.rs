@@ -105,7 +105,7 @@ impl App {
             Ok(draft) => Ok(Some(DraftModelSpec { optional: true, ..draft })
                 .filter(|d| !has_same_weights(model, d))),
             Err(failure) => {
-                tracing::warn!(draft = name, error = %failure, "cannot use the draft model of PUNA_SPECULATE; loading without it");
+                tracing::warn!(draft = name, error = %failure, "cannot use the draft model of the setting speculate; loading without it");
                 Ok(None)
             }
         }

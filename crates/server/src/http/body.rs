@@ -1,6 +1,7 @@
 //! Request bodies: read within limits and decoded regardless of their `Content-Type`.
 
-use std::io::Read;
+use std::error::Error;
+use std::io::{self, Read};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -221,7 +222,8 @@ pub(crate) async fn read_body(request: Request<Body>) -> Result<RequestBody, Api
 /// Decompresses a body of one or more consecutive frames. The limit applies to the actual output,
 /// whatever size the frames claim.
 fn decompress(body: &[u8], reservation: &mut BodyReservation) -> Result<Bytes, ApiError> {
-    let mismatch = || ApiError::bad_request("invalid input: magic number mismatch");
+    let mismatch =
+        || ApiError::bad_request("invalid zstd body: it has bytes outside of zstd frames");
     let (mut decompressed, mut piece) = (Vec::new(), vec![0; DECOMPRESS_CHUNK_BYTES]);
     let mut rest = body;
     for _ in 0..MAX_FRAMES {
@@ -323,14 +325,26 @@ impl BodyReader {
     }
 }
 
+/// Error of a body that cannot be read: its chunks are invalid, or the client sent too little.
+fn unreadable_error(error: &axum::Error) -> ApiError {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData)) {
+            let text = "the request body has an invalid chunk: check its Transfer-Encoding";
+            return ApiError::bad_request(text);
+        }
+        cause = error.source();
+    }
+    ApiError::bad_request("the request body ended early")
+}
+
 async fn next_chunk(body: &mut Body, timeout: Duration) -> Result<Option<Bytes>, ApiError> {
     loop {
         let frame = tokio::time::timeout(timeout, body.frame()).await;
         match frame.map_err(|_| ApiError::new(408, "the request body did not arrive in time"))? {
             None => return Ok(None),
-            Some(Err(e)) => {
-                return Err(ApiError::bad_request(format!("the request body ended early: {e}")));
-            }
+            Some(Err(e)) => return Err(unreadable_error(&e)),
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));
@@ -455,7 +469,7 @@ mod tests {
         let (one, two) = (pack("{\"a\": "), pack("[1]}"));
         let whole = [&one[..], &note, &two, &note].concat();
         assert_eq!(read(whole.clone()).await, Ok(Bytes::from_static(b"{\"a\": [1]}")));
-        let mismatch = Err("invalid input: magic number mismatch".to_owned());
+        let mismatch = Err("invalid zstd body: it has bytes outside of zstd frames".to_owned());
         assert_eq!(read([&one[..], b"{}"].concat()).await, mismatch, "what follows is no frame");
         assert_eq!(read(whole[..whole.len() - 1].to_vec()).await, mismatch, "a note is cut");
         assert!(

@@ -80,6 +80,13 @@ async fn verify_models(
     let mut entries = Vec::new();
     if invalid.is_empty() || model.is_none() {
         entries = entries_to_verify(app, model.clone()).await?;
+        if let ([entry], Some(_)) = (&entries[..], &model)
+            && entry.is_embedded()
+        {
+            let text = format!("{} is built into the program and has no files", entry.name);
+            send_progress(to, status(text)).await;
+            return Ok(());
+        }
     }
     if let Some(repair) = repair {
         let mut remaining = Vec::new();
@@ -336,6 +343,10 @@ pub(super) async fn prune(
     State(app): State<App>,
     Json(request, _): Json<Native, PruneRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
+    if request.undo && request.empty_trash {
+        let text = "undo and empty_trash exclude each other: send one of them";
+        return Err(ApiError::bad_request(text).into());
+    }
     let answer =
         app.store(move |store| run_prune(store, &request)).await?.map_err(|e| store_error(&e))?;
     Ok(json(StatusCode::OK, &answer))

@@ -128,9 +128,7 @@ pub(super) fn rejected_tool_error(
 /// Rejects tools without a name.
 pub(super) fn check_tools_named(tools: &[Tool]) -> Result<(), ApiError> {
     match tools.iter().position(|tool| tool.name().is_empty()) {
-        Some(i) => Err(ApiError::bad_request(format!(
-            "tools[{i}] has no name, so a call cannot be forced"
-        ))),
+        Some(i) => Err(ApiError::bad_request(format!("tools[{i}] has no name"))),
         None => Ok(()),
     }
 }

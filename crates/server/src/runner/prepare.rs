@@ -64,7 +64,7 @@ impl Preparer {
             handle.send(Event::Rendered(text.prompt));
             return Ok(());
         }
-        self.check_least_tokens(&text, &task)?;
+        self.check_least_tokens(&handle, &text, &task)?;
         let tokens = self.truncate_tokens(self.prompt_tokens(&handle, &text, &task)?, &task)?;
         check_prompt_logprobs(&task, tokens.tokens.len())?;
         let num_ctx = self.context(task.options.num_ctx);

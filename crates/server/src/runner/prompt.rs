@@ -119,8 +119,9 @@ impl Preparer {
         };
         // Errors refer to positions in the request's messages.
         let before = all.len() - messages.len();
-        let fitted = checked.and_then(|()| self.render_fitting(handle, task, template, &chat, ""));
-        fitted.map_err(|error| to_api_error(error.without_leading_messages(before)))
+        checked.map_err(|error| to_api_error(error.without_leading_messages(before)))?;
+        self.render_fitting(handle, task, template, &chat, "")
+            .map_err(|error| error.into_api(before))
     }
 
     /// Renders a single text.
@@ -173,7 +174,7 @@ impl Preparer {
                 ..PromptText::new(before + &text, Some(template))
             });
         }
-        self.render_fitting(handle, task, template, &chat, &before).map_err(to_api_error)
+        self.render_fitting(handle, task, template, &chat, &before).map_err(|e| e.into_api(0))
     }
 
     /// Returns the text of an earlier answer's tokens.
@@ -192,16 +193,19 @@ impl Preparer {
         template: Arc<Template>,
         chat: &Chat<'_>,
         before: &str,
-    ) -> Result<PromptText, PromptError> {
+    ) -> Result<PromptText, RenderError> {
         let chat = self.template_input(task, chat);
         let (prompt, dropped_messages, dropped_tokens, adaptations) =
             if task.overflow != Overflow::Refuse {
                 let limit = self.context(task.options.num_ctx) as usize;
+                let mut failure = None;
                 let mut count = |text: &str| {
                     // Every attempt costs as much as the first, so a disconnected client ends them.
                     let text = format!("{before}{text}");
                     let tokens = self.encode(handle, task, &text, Some(&template));
-                    Ok(tokens.map_err(|error| PromptError::Count(error.message))?.len())
+                    let error =
+                        |error: ApiError| PromptError::Count(failure.insert(error).message.clone());
+                    Ok(tokens.map_err(error)?.len())
                 };
                 let fitted = match task.overflow {
                     Overflow::DropTurns => {
@@ -209,13 +213,17 @@ impl Preparer {
                         let room = u64::try_from(task.options.num_predict).unwrap_or(u64::MAX);
                         let room = room.min(limit as u64 / 8) as usize;
                         let most = limit.saturating_sub(1);
-                        fit_turns(&template, &chat, most, most - room, &mut count)?
+                        fit_turns(&template, &chat, most, most - room, &mut count)
                     }
-                    _ => fit(&template, &chat, limit, &mut count)?,
+                    _ => fit(&template, &chat, limit, &mut count),
                 };
+                let fitted = fitted.map_err(|error| match (error, failure) {
+                    (PromptError::Count(_), Some(failure)) => RenderError::Count(failure),
+                    (error, _) => RenderError::Prompt(error),
+                })?;
                 (fitted.prompt, fitted.dropped_messages, fitted.dropped_tokens, fitted.adaptations)
             } else {
-                let rendered = render_adapted(&template, &chat)?;
+                let rendered = render_adapted(&template, &chat).map_err(RenderError::Prompt)?;
                 (rendered.prompt, 0, 0, rendered.adaptations)
             };
         let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
@@ -411,6 +419,24 @@ pub(crate) fn prompt_message(message: &native::Message) -> Message {
         tool_name: text(&message.tool_name),
         tool_call_id: text(&message.tool_call_id),
         ..Message::new(message.role.to_lowercase(), &message.content)
+    }
+}
+
+/// Error of rendering a prompt that must fit the context.
+enum RenderError {
+    /// The template failed or refuses the conversation.
+    Prompt(PromptError),
+    /// The tokens of the prompt cannot be counted: it is too long, or the client disconnected.
+    Count(ApiError),
+}
+
+impl RenderError {
+    /// Converts the error. Its position does not count the first `leading` messages.
+    fn into_api(self, leading: usize) -> ApiError {
+        match self {
+            Self::Prompt(error) => to_api_error(error.without_leading_messages(leading)),
+            Self::Count(error) => error,
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use puna_sampler::Constraint;
 use super::connection::{RunnerConnection, TaskEvents};
 use super::launch::{Launcher, RunnerProcess};
 use super::protocol::{LoadSpec, WINDOW};
+use super::text_limits::MAX_TEXT_BYTES;
 use crate::canonical::{
     EmbedText, Event, GenerateTask, Input, Overflow, Prompt, PromptConfig, RunOptions, Task,
     TokenizeTask,
@@ -137,6 +138,30 @@ async fn a_built_in_renderer_writes_the_prompt_but_not_a_first_token_that_the_to
     assert_eq!(done.prompt_tokens as usize, 1 + prompt.len() - "<bos>".len());
     let Event::Error(failure) = end(&connection, question("nope", false)).await else { panic!() };
     assert_eq!(failure.message, "unknown renderer \"nope\"");
+}
+
+#[tokio::test]
+async fn a_conversation_that_exceeds_the_limit_with_its_template_is_too_large() {
+    let connection = loaded(&Arc::default(), 128).await;
+    let Task::Generate(mut generate) = question("gemma4", false) else { panic!() };
+    let Input::Chat { messages, .. } = &mut generate.input else { panic!() };
+    messages[0].content = "x".repeat(MAX_TEXT_BYTES);
+    let Event::Error(failure) = end(&connection, Task::Generate(generate)).await else { panic!() };
+    assert_eq!(failure.status, 413, "{failure}");
+    assert!(failure.message.starts_with("the prompt is too long: it has "), "{failure}");
+}
+
+#[tokio::test]
+async fn a_long_prompt_is_rejected_with_an_estimate_of_its_length() {
+    let fake = Arc::<Fake>::default();
+    fake.max_token_bytes.store(16, Ordering::Relaxed);
+    let connection = loaded(&fake, 128).await;
+    let text = "x".repeat(200_000);
+    let Event::Error(failure) = end(&connection, task(&text, 1, 4, false, true)).await else {
+        panic!()
+    };
+    assert_eq!(failure.message, "prompt is too long: at least 12500 tokens, context is 128");
+    assert_eq!(failure.lengths, Some((200_000, 128)), "a token of this model is a byte");
 }
 
 #[tokio::test]

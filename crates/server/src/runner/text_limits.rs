@@ -2,6 +2,7 @@
 
 use super::preparer::Preparer;
 use super::prompt::{PromptText, refuses_long_prompts, too_long_error};
+use super::task_handle::Handle;
 use crate::canonical::{ApiError, GenerateTask, Input, Prompt};
 
 /// Maximum bytes of a text that no context limits. A text for a context may be longer if that many
@@ -11,6 +12,9 @@ pub(crate) const MAX_TEXT_BYTES: usize = if cfg!(test) { 768 << 10 } else { 8 <<
 /// Up to this number of bytes, a prompt that is too long is tokenized for the error's number of
 /// tokens.
 const MAX_COUNTED_BYTES: usize = if cfg!(test) { 64 << 10 } else { 1 << 20 };
+
+/// Bytes at the start of a longer prompt from which its tokens are estimated.
+const MAX_SAMPLE_BYTES: usize = 64 << 10;
 
 /// Rejects a text to tokenize that is longer than [`MAX_TEXT_BYTES`].
 pub(crate) fn check_request_text_bytes(bytes: usize) -> Result<(), ApiError> {
@@ -45,6 +49,7 @@ impl Preparer {
     /// they are, and the request does not allow to truncate it.
     pub(super) fn check_least_tokens(
         &self,
+        handle: &Handle,
         text: &PromptText,
         task: &GenerateTask,
     ) -> Result<(), ApiError> {
@@ -59,7 +64,18 @@ impl Preparer {
         {
             return Ok(());
         }
-        Err(too_long_error(task, &format!("at least {least}"), least, num_ctx))
+        let length = self.estimated_tokens(handle, text)?.max(least);
+        Err(too_long_error(task, &format!("at least {least}"), length, num_ctx))
+    }
+
+    /// Estimates the tokens of a long prompt from its start. Clients shorten the conversation by
+    /// the number in the error.
+    fn estimated_tokens(&self, handle: &Handle, text: &PromptText) -> Result<usize, ApiError> {
+        let prompt = &text.prompt;
+        let sample = &prompt[..prompt.floor_char_boundary(MAX_SAMPLE_BYTES)];
+        let tokens = self.generator.encode_prompt(&[(sample, true)], "", handle.cancelled())?;
+        let estimate = tokens.len() as u128 * prompt.len() as u128 / sample.len().max(1) as u128;
+        Ok(usize::try_from(estimate).unwrap_or(usize::MAX))
     }
 }
 

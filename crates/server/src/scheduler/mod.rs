@@ -6,9 +6,9 @@
 //!
 //! - A request for a ready model is granted at once. All others wait in one queue, which is fair
 //!   between clients and first-in first-out within a client.
-//! - At most one model is loaded at a time. A new runner first plans how much memory it needs, and
-//!   loads only if that fits. While one model waits for memory, smaller ones that fit may overtake
-//!   it for a limited time.
+//! - Models load one after another; any number can be in memory. A new runner first plans how much
+//!   memory it needs, and loads only if that fits. While one model waits for memory, smaller ones
+//!   that fit may overtake it for a limited time.
 //! - The scheduler evicts idle models to free memory: first those that load quickly and were not
 //!   used for long. If no model is idle, one accepts no new requests and is unloaded after its last
 //!   one.

@@ -150,6 +150,14 @@ fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, ApiError> {
 
 /// Converts a tool of the client. Predefined tools without a schema get the predefined one.
 fn function_tool(tool: &Tool) -> Result<native::Tool, ApiError> {
+    let is_known = matches!(tool.kind.as_str(), "" | "custom" | "function")
+        || predefined_tools::definition(&tool.kind).is_some();
+    if !is_known && tool.input_schema.is_null() {
+        let kind = &tool.kind;
+        return Err(ApiError::bad_request(format!(
+            "tools: tools of type {kind:?} are not supported: send an input_schema, or leave it out"
+        )));
+    }
     if tool.name.is_empty() {
         return Err(ApiError::bad_request("a tool has no name"));
     }

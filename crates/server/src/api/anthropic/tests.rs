@@ -212,6 +212,11 @@ fn tools_keep_their_schemas_and_errors_name_invalid_tools() {
         tools(json!([{"name": "x", "input_schema": "bad"}])).unwrap_err(),
         "invalid input_schema for tool \"x\": json: cannot unmarshal string into Go value of type api.ToolFunctionParameters"
     );
+    for unknown in [json!([{"type": "bogus_1"}]), json!([{"type": "bogus_1", "name": "x"}])] {
+        assert!(
+            tools(unknown).unwrap_err().contains("tools of type \"bogus_1\" are not supported")
+        );
+    }
     let search = json!([{"type": "web_search_20250305", "name": "web_search"}, {"name": "web_search"}, {"type": "bash_20250124", "name": "bash"}]);
     let got = tools(search).unwrap();
     let names: Vec<_> =

@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -53,6 +53,8 @@ pub(crate) struct Fake {
     pub(crate) forms: AtomicU64,
     /// Whether every constraint is accepted; the generated text does not follow it.
     pub(crate) reads_forms: AtomicBool,
+    /// Bytes of the longest token that the model states; 0: none.
+    pub(crate) max_token_bytes: AtomicUsize,
     /// Whether the tokenizer adds a first token to every text.
     pub(crate) adds_bos: AtomicBool,
     /// Whether the model computes embeddings of two numbers: the length of the text, and 1.
@@ -159,6 +161,8 @@ impl Loader for FakeLoader {
             pair_format,
             embeds,
             end_texts: vec![END.0.into()],
+            max_token_bytes: Some(self.0.max_token_bytes.load(Ordering::Relaxed))
+                .filter(|bytes| *bytes > 0),
             ..LoadedModelInfo::default()
         };
         let memory = self.plan(spec)?;

@@ -43,7 +43,7 @@ pub(crate) fn to_request(
     let mut conversation =
         ConversationBuilder { messages: earlier.to_vec(), function_names, thinking: String::new() };
     let has_instructions = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
-    if request.input.as_array().is_some_and(Vec::is_empty)
+    if (request.input.is_null() || request.input.as_array().is_some_and(Vec::is_empty))
         && earlier.is_empty()
         && !has_instructions
     {

@@ -24,6 +24,7 @@ const fn refusal(
 const GENERATE: &str = "/api/generate";
 const CHAT: &str = "/api/chat";
 const CREATE: &str = "/api/create";
+const PRUNE: &str = "/api/prune";
 const CHAT_COMPLETIONS: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const EMBEDDINGS: &str = "/v1/embeddings";
@@ -61,6 +62,13 @@ pub(super) const REFUSED: &[Refusal] = &[
         r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 1, "stream": true}"#,
         400,
         "prompt_logprobs is not supported in streams: set stream to false",
+    ),
+    refusal(
+        MESSAGES,
+        "`tools[].type` of an unknown kind without `input_schema`",
+        r#"{"model": "cria", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "bogus_1", "name": "a"}]}"#,
+        400,
+        "tools: tools of type \"bogus_1\" are not supported: send an input_schema, or leave it out",
     ),
     refusal(
         MESSAGES,
@@ -110,6 +118,13 @@ pub(super) const REFUSED: &[Refusal] = &[
         r#"{"model": "cria", "query": 5}"#,
         400,
         "json: cannot unmarshal number into Go struct field RerankRequest.query of type string",
+    ),
+    refusal(
+        RESPONSES,
+        "`input` missing or without items, without instructions and an earlier response",
+        r#"{"model": "cria"}"#,
+        400,
+        "input must not be empty: send a text or at least one item",
     ),
     refusal(
         RESPONSES,
@@ -209,6 +224,13 @@ pub(super) const REFUSED: &[Refusal] = &[
         r#"{"model": "cria", "input": "x"}"#,
         400,
         "\"cria\" does not support embeddings",
+    ),
+    refusal(
+        PRUNE,
+        "`undo` with `empty_trash`",
+        r#"{"undo": true, "empty_trash": true}"#,
+        400,
+        "undo and empty_trash exclude each other: send one of them",
     ),
     refusal(
         CREATE,
