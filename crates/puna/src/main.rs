@@ -28,10 +28,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let Some(text) = usage::message(&error, &args) else {
-                // A reader may close the output before all of the help is read. Help after wrong
-                // usage is an error.
-                let _ = error.print();
-                return ExitCode::from(if error.use_stderr() { usage::EXIT_STATUS } else { 0 });
+                return print_help(&error);
             };
             out::note(format_args!("Error: {text}"));
             return ExitCode::from(usage::EXIT_STATUS);
@@ -39,14 +36,28 @@ fn main() -> ExitCode {
     };
     match cmd::run(cli) {
         Ok(code) => code,
-        Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            out::note(format_args!("Error: {error:#}"));
-            if error.is::<usage::UsageError>() {
-                ExitCode::from(usage::EXIT_STATUS)
-            } else {
-                ExitCode::FAILURE
-            }
-        }
+        Err(error) => failure(&error),
+    }
+}
+
+/// Prints the help or the version. Help after wrong usage is an error.
+fn print_help(help: &clap::Error) -> ExitCode {
+    match out::help(help) {
+        _ if help.use_stderr() => ExitCode::from(usage::EXIT_STATUS),
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure(&error),
+    }
+}
+
+/// Prints an error. A reader that closes the output early causes none.
+fn failure(error: &anyhow::Error) -> ExitCode {
+    if out::is_broken_pipe(error) {
+        return ExitCode::SUCCESS;
+    }
+    out::note(format_args!("Error: {error:#}"));
+    if error.is::<usage::UsageError>() {
+        ExitCode::from(usage::EXIT_STATUS)
+    } else {
+        ExitCode::FAILURE
     }
 }

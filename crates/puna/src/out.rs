@@ -4,14 +4,21 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
+
+/// Message of an error of standard output.
+pub const WRITE_ERROR: &str = "cannot write the output";
 
 /// Writes a text.
 pub fn text(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(WRITE_ERROR)
+}
+
+/// Prints the help or the version of clap.
+pub fn help(help: &clap::Error) -> Result<()> {
+    help.print().and_then(|()| io::stdout().flush()).context(WRITE_ERROR)
 }
 
 /// Writes a text and a line end.
@@ -27,9 +34,8 @@ pub fn note(line: impl Display) {
 /// Writes one JSON document.
 pub fn json(value: &impl Serialize) -> Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    serde_json::to_writer(&mut out, value)?;
-    out.write_all(b"\n")?;
-    Ok(out.flush()?)
+    serde_json::to_writer(&mut out, value).context(WRITE_ERROR)?;
+    out.write_all(b"\n").and_then(|()| out.flush()).context(WRITE_ERROR)
 }
 
 /// Whether an error is due to a closed standard output.

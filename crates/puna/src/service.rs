@@ -66,6 +66,7 @@ impl Service {
             ProbeResult::Server(_) => {
                 Ok(Self::new(client, None, runtime, is_local_address(&config.address)))
             }
+            ProbeResult::NotListening(_) if config.address.port == 0 => Err(no_port_error()),
             ProbeResult::NotListening(_) => {
                 let (url, set) = (config.address.url(), address_source(&config));
                 bail!(
@@ -308,6 +309,11 @@ fn probe_configured_on(runtime: Runtime) -> Result<ServerProbe> {
     let client = Client::new(config.address.url()).with_key(config.api_key.0.clone());
     let probe = runtime.block_on(probe(&client, &config.address))?;
     Ok(ServerProbe { config, client, runtime, probe })
+}
+
+/// Error of the port 0, which stands for any free port.
+pub fn no_port_error() -> anyhow::Error {
+    anyhow!("OLLAMA_HOST has the port 0, at which no server can be reached: set another port")
 }
 
 /// Result of the version request to an address.

@@ -26,6 +26,8 @@ pub fn message(error: &clap::Error, args: &[String]) -> Option<String> {
         _ => None,
     };
     let invalid = || context(ContextKind::InvalidArg).unwrap_or_default();
+    let mut root = Cli::command();
+    root.build();
     let command = args.iter().skip(1).find(|arg| !arg.starts_with('-')).map_or("", String::as_str);
     Some(match error.kind() {
         ErrorKind::DisplayHelp
@@ -36,17 +38,12 @@ pub fn message(error: &clap::Error, args: &[String]) -> Option<String> {
             flag if flag.starts_with('-') && flag.len() > 1 => {
                 format!("unknown shorthand flag: '{}' in {flag}", &flag[1..2.min(flag.len())])
             }
-            _ => arity(command, args),
+            _ => arity(&root, args),
         },
-        ErrorKind::MissingRequiredArgument if is_ollama_command(command) => arity(command, args),
+        ErrorKind::MissingRequiredArgument if is_ollama_command(command) => arity(&root, args),
         ErrorKind::InvalidSubcommand => {
             let name = context(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let root = Cli::command();
-            let (parent, table) =
-                match root.find_subcommand(command).filter(|found| found.has_subcommands()) {
-                    Some(found) => (format!("puna {command}"), found),
-                    None => ("puna".to_owned(), &root),
-                };
+            let NamedCommand { path: parent, definition: table, .. } = find_command(&root, args);
             let mut text = format!("unknown command {name:?} for {parent:?}");
             let near = similar(&name, table);
             if !near.is_empty() {
@@ -75,7 +72,7 @@ fn similar(name: &str, table: &clap::Command) -> Vec<String> {
     let most = if name.chars().count() < 4 { 1 } else { 2 };
     let shown = table
         .get_subcommands()
-        .filter(|command| !command.is_hide_set())
+        .filter(|command| !command.is_hide_set() && command.get_name() != "help")
         .map(clap::Command::get_name);
     let mut near: Vec<(usize, &str)> = shown
         .map(|known| (edit_distance(name, known), known))
@@ -115,38 +112,82 @@ fn is_ollama_command(command: &str) -> bool {
     )
 }
 
-fn arity(command: &str, args: &[String]) -> String {
-    // Flags of these commands that take a value.
-    const VALUED: [&str; 12] = [
-        "-f",
-        "--file",
-        "-q",
-        "--quantize",
-        "--imatrix",
-        "--draft-quantize",
-        "--keepalive",
-        "--format",
-        "--dimensions",
-        "--prefix",
-        "--host",
-        "--set",
-    ];
-    let mut given = 0;
-    let mut rest = args.iter().skip(1).skip_while(|arg| *arg != command).skip(1);
-    while let Some(arg) = rest.next() {
-        if VALUED.contains(&arg.as_str()) {
-            rest.next();
-        } else if !arg.starts_with('-') || arg == "-" {
-            given += 1;
+/// A command of the command line and the arguments after its name.
+struct NamedCommand<'a> {
+    /// The command with its parents, such as `puna debug`.
+    path: String,
+    definition: &'a clap::Command,
+    rest: &'a [String],
+}
+
+/// Finds the command that the arguments name. `help` stands for the command after it.
+fn find_command<'a>(root: &'a clap::Command, args: &'a [String]) -> NamedCommand<'a> {
+    let mut found = NamedCommand {
+        path: root.get_name().to_owned(),
+        definition: root,
+        rest: args.get(1..).unwrap_or_default(),
+    };
+    for (at, arg) in args.iter().enumerate().skip(1) {
+        if arg.starts_with('-') || arg == "help" {
+            continue;
+        }
+        let Some(command) = found.definition.find_subcommand(arg) else { break };
+        found = NamedCommand {
+            path: format!("{} {}", found.path, command.get_name()),
+            definition: command,
+            rest: &args[at + 1..],
+        };
+    }
+    found
+}
+
+/// Describes a wrong number of arguments: those that the command accepts, and those given.
+fn arity(root: &clap::Command, args: &[String]) -> String {
+    let NamedCommand { definition, rest, .. } = find_command(root, args);
+    let given = positional_count(definition, rest);
+    // Arguments after `--` belong to another program.
+    let positionals = definition.get_positionals().filter(|arg| !arg.is_last_set());
+    let (mut least, mut most) = (0, 0_usize);
+    for arg in positionals {
+        let range = arg.get_num_args().unwrap_or_default();
+        least += if arg.is_required_set() { range.min_values() } else { 0 };
+        most = most.saturating_add(range.max_values());
+    }
+    match (least, most) {
+        (least, usize::MAX) => {
+            format!("requires at least {least} arg(s), only received {given}")
+        }
+        (least, most) if least == most => format!("accepts {most} arg(s), received {given}"),
+        (0, most) => format!("accepts at most {most} arg(s), received {given}"),
+        (least, most) => format!("accepts between {least} and {most} arg(s), received {given}"),
+    }
+}
+
+/// Number of arguments that are neither flags nor values of flags.
+fn positional_count(command: &clap::Command, args: &[String]) -> usize {
+    let takes_next = |flag: &&clap::Arg| {
+        let values = flag.get_num_args().is_some_and(|range| range.min_values() > 0);
+        values && flag.get_action().takes_values()
+    };
+    let (mut count, mut args) = (0, args.iter());
+    while let Some(arg) = args.next() {
+        let mut flags = command.get_opts();
+        let has_value_after = match (arg.strip_prefix("--"), arg.strip_prefix('-')) {
+            (Some(""), _) => return count + args.len(),
+            (Some(long), _) => flags.find(|flag| flag.get_long() == Some(long)),
+            // The value of a short flag may follow in the same argument.
+            (None, Some(short)) if !short.is_empty() => flags
+                .find(|flag| flag.get_short().is_some_and(|c| short.strip_prefix(c) == Some(""))),
+            _ => {
+                count += 1;
+                continue;
+            }
+        };
+        if has_value_after.as_ref().is_some_and(takes_next) {
+            args.next();
         }
     }
-    match command {
-        "run" | "rm" => format!("requires at least 1 arg(s), only received {given}"),
-        "cp" => format!("accepts 2 arg(s), received {given}"),
-        "list" | "ls" | "ps" => format!("accepts at most 1 arg(s), received {given}"),
-        "serve" | "start" | "prune" | "config" => format!("accepts 0 arg(s), received {given}"),
-        _ => format!("accepts 1 arg(s), received {given}"),
-    }
+    count
 }
 
 #[cfg(test)]
@@ -173,6 +214,8 @@ mod tests {
         assert_eq!(of("puna cp a"), "accepts 2 arg(s), received 1");
         assert_eq!(of("puna create -f x"), "accepts 1 arg(s), received 0");
         assert_eq!(of("puna prune x"), "accepts 0 arg(s), received 1");
+        assert_eq!(of("puna list a b"), "accepts at most 1 arg(s), received 2");
+        assert_eq!(of("puna help debug bogus"), "unknown command \"bogus\" for \"puna debug\"");
         assert_eq!(of("puna mirror x"), "unknown command \"x\" for \"puna mirror\"");
         assert_eq!(of("puna list --x"), "unknown flag: --x");
         assert_eq!(of("puna list -x"), "unknown shorthand flag: 'x' in -x");
@@ -192,6 +235,45 @@ mod tests {
             of("puna mirror retian")
                 .ends_with("for \"puna mirror\"\n\nDid you mean this?\n\tretain")
         );
+    }
+
+    #[test]
+    fn argument_counts_follow_the_definition_of_the_command() {
+        for (line, text) in [
+            ("puna devices x", "accepts 0 arg(s), received 1"),
+            ("puna key list x", "accepts 0 arg(s), received 1"),
+            ("puna key ls x", "accepts 0 arg(s), received 1"),
+            ("puna mirror retain --set a=b x", "accepts 0 arg(s), received 1"),
+            ("puna debug graph cria --tokens 2 x", "accepts 1 arg(s), received 2"),
+            ("puna verify a b", "accepts at most 1 arg(s), received 2"),
+            ("puna quantize -- a b c d", "accepts 3 arg(s), received 4"),
+            ("puna launch codex -m cria x", "accepts 1 arg(s), received 2"),
+            ("puna create -qQ8_0 a -f x b", "accepts 1 arg(s), received 2"),
+        ] {
+            assert_eq!(of(line), text, "{line}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_refused_in_plain_words() {
+        let huge = "99999999999999999999";
+        for (line, text) in [
+            ("puna key add a --concurrent 0".to_owned(), "it must be a number of at least 1"),
+            (format!("puna key add a --requests-per-minute {huge}"), "of at most 4294967295"),
+            ("puna bench m -p x".to_owned(), "it must be a number of at least 0"),
+            (format!("puna bench m -b {huge}"), "of at most 65536"),
+            (format!("puna debug logits m --tokens {huge}"), "of at most 4294967295"),
+            ("puna detokenize m --tokens 1.5".to_owned(), "it must be a number of at least 0"),
+            ("puna run m --dimensions x".to_owned(), "it must be a whole number"),
+            ("puna debug graph m --tokens 18446744073709551615".to_owned(), "of at most 16777216"),
+            ("puna debug graph m --tokens 0".to_owned(), "it must be a number of at least 1"),
+            ("puna debug logits m --tokens 1 --parallel 9223372036854775807".to_owned(), "65536"),
+            ("puna debug logits m --tokens 1 --num-ctx 0".to_owned(), "number of at least 1"),
+            ("puna perplexity m --file t --chunks 0".to_owned(), "number of at least 1"),
+            ("puna imatrix m --file t --chunks 0".to_owned(), "number of at least 1"),
+        ] {
+            assert!(of(&line).contains(text), "{line}: {}", of(&line));
+        }
     }
 
     #[test]

@@ -130,9 +130,14 @@ fn a_file_outside_the_store_runs() {
 
 #[test]
 fn ps_and_stop_without_a_server_say_how_to_start_one() {
-    let puna = Puna::new();
+    let puna = Puna::without_server();
     assert!(puna.error(&["ps"]).contains("run 'puna serve' to start it"));
     assert!(puna.error(&["stop", "cria"]).contains("run 'puna serve' to start it"));
+    let any_port = Puna::new();
+    for command in [&["ps"][..], &["stop", "cria"], &["launch", "codex", "--print"]] {
+        let error = any_port.error(command);
+        assert!(error.contains("the port 0, at which no server can be reached"), "{error}");
+    }
 }
 
 #[test]

@@ -277,7 +277,7 @@ impl Client {
         body: Option<&Q>,
     ) -> Result<A, ClientError> {
         let response = self.send(method, path, body).await?;
-        let bytes = response.bytes().await.map_err(transport_error)?;
+        let bytes = response.bytes().await.map_err(body_error)?;
         serde_json::from_slice(&bytes)
             .map_err(|e| ClientError::InvalidResponse(format!("{path}: {e}")))
     }
@@ -351,6 +351,14 @@ async fn check_status(response: Response) -> Result<Response, ClientError> {
 
 fn transport_error(e: reqwest::Error) -> ClientError {
     ClientError::Transport(root_cause(&e))
+}
+
+/// Error of a response that ends before its end.
+fn body_error(e: reqwest::Error) -> ClientError {
+    if e.is_timeout() {
+        return transport_error(e);
+    }
+    ClientError::Transport("the server ended it in the middle of the answer".into())
 }
 
 fn root_cause(e: &dyn std::error::Error) -> String {

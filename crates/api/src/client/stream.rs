@@ -8,7 +8,7 @@ use futures_util::{Stream as FuturesStream, StreamExt};
 use reqwest::Response;
 use serde::de::DeserializeOwned;
 
-use super::{ClientError, transport_error};
+use super::{ClientError, body_error};
 use crate::native::ErrorBody;
 
 /// Largest line in bytes. A longer one ends the stream with an error.
@@ -26,7 +26,7 @@ pub struct Stream<T> {
 impl<T> Stream<T> {
     pub(super) fn new(response: Response) -> Self {
         Self {
-            bytes: response.bytes_stream().map(|b| b.map_err(transport_error)).boxed(),
+            bytes: response.bytes_stream().map(|b| b.map_err(body_error)).boxed(),
             buffer: Vec::new(),
             searched: 0,
             ended: false,

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{JsonArgs, SettingArgs, positive, threads};
+use super::numbers::{context, sequences, step_tokens, threads, token};
+use super::{JsonArgs, SettingArgs};
 
 /// Commands for debugging the engine.
 #[derive(Subcommand, Debug)]
@@ -14,7 +15,7 @@ pub enum Debug {
     /// Values of raw blocks of a tensor type
     Dequantize {
         /// The type, such as Q4_K
-        #[arg(long = "type")]
+        #[arg(long = "type", value_name = "TYPE")]
         ty: String,
         /// The blocks
         #[arg(long)]
@@ -26,7 +27,7 @@ pub enum Debug {
     /// The error of quantizing a fixed row to a tensor type
     QuantizeError {
         /// The type, such as Q4_K
-        #[arg(long = "type")]
+        #[arg(long = "type", value_name = "TYPE")]
         ty: String,
         /// Print one JSON document
         #[arg(long)]
@@ -41,7 +42,7 @@ pub enum Debug {
         /// The model
         model: String,
         /// Tokens of the step
-        #[arg(long, default_value = "1")]
+        #[arg(long, default_value = "1", value_parser = step_tokens)]
         tokens: usize,
         /// Write the graph for Graphviz
         #[arg(long)]
@@ -73,7 +74,7 @@ pub struct LogitsArgs {
     /// The model
     pub model: String,
     /// The tokens, such as 1,2,3
-    #[arg(long, value_delimiter = ',', required = true)]
+    #[arg(long, value_delimiter = ',', required = true, value_parser = token)]
     pub tokens: Vec<u32>,
     /// Positions to print: all, last, or a list such as 0,5
     #[arg(long, default_value = "all")]
@@ -82,10 +83,10 @@ pub struct LogitsArgs {
     #[arg(long, default_value = "whole")]
     pub split: String,
     /// Run this many copies in one batch, with the same number of other sequences
-    #[arg(long, value_parser = positive)]
+    #[arg(long, value_parser = sequences)]
     pub parallel: Option<usize>,
     /// Context that long-rope factors assume
-    #[arg(long)]
+    #[arg(long, value_parser = context)]
     pub num_ctx: Option<usize>,
     /// Storage of keys
     #[arg(long, default_value = "f16")]

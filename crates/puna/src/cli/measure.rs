@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{positive, threads};
+use super::numbers::{context, count, positive, sequences, threads};
 
 pub const BENCH_HELP: &str =
     "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.
@@ -54,10 +54,10 @@ pub struct ImatrixArgs {
     #[arg(short, long, default_value = "imatrix.gguf")]
     pub output: PathBuf,
     /// Tokens of a chunk
-    #[arg(long, default_value = "512")]
+    #[arg(long, default_value = "512", value_parser = context)]
     pub ctx: usize,
     /// Read at most this many chunks
-    #[arg(long)]
+    #[arg(long, value_parser = positive)]
     pub chunks: Option<usize>,
     /// Include the output matrix
     #[arg(long)]
@@ -75,16 +75,16 @@ pub struct BenchArgs {
     /// The model
     pub model: String,
     /// Prompt tokens per test; a list, such as 128,512, runs a test for each
-    #[arg(short = 'p', long, value_delimiter = ',', default_value = "512")]
+    #[arg(short = 'p', long, value_delimiter = ',', default_value = "512", value_parser = count)]
     pub n_prompt: Vec<usize>,
     /// Generated tokens; also a list
-    #[arg(short = 'n', long, value_delimiter = ',', default_value = "128")]
+    #[arg(short = 'n', long, value_delimiter = ',', default_value = "128", value_parser = count)]
     pub n_gen: Vec<usize>,
     /// Tokens in the context before the test; also a list
-    #[arg(short = 'd', long, value_delimiter = ',', default_value = "0")]
+    #[arg(short = 'd', long, value_delimiter = ',', default_value = "0", value_parser = count)]
     pub depth: Vec<usize>,
     /// Concurrent sequences, or texts in a batch of embeddings; also a list [default: 1, texts: 64]
-    #[arg(short = 'b', long, value_delimiter = ',', value_parser = positive)]
+    #[arg(short = 'b', long, value_delimiter = ',', value_parser = sequences)]
     pub sequences: Vec<usize>,
     /// Embed texts of mixed lengths up to the length of -p; the default for embedding models
     #[arg(short, long)]
@@ -139,10 +139,10 @@ pub struct PerplexityArgs {
     #[arg(long)]
     pub file: PathBuf,
     /// Tokens of a window; its second half is scored
-    #[arg(long, default_value = "512")]
+    #[arg(long, default_value = "512", value_parser = context)]
     pub ctx: usize,
     /// Move the window by this many tokens, and score as many at its end
-    #[arg(long)]
+    #[arg(long, value_parser = positive)]
     pub stride: Option<usize>,
     /// Compare with logits saved from another file of the same model
     #[arg(long)]
@@ -151,7 +151,7 @@ pub struct PerplexityArgs {
     #[arg(long)]
     pub save_logits: Option<PathBuf>,
     /// Score at most this many windows
-    #[arg(long)]
+    #[arg(long, value_parser = positive)]
     pub chunks: Option<usize>,
     /// Kernel level
     #[arg(long)]

@@ -6,6 +6,7 @@ mod debug;
 mod help;
 mod launch;
 mod measure;
+mod numbers;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use help::with_variables;
+use numbers::{dimensions, threads, token};
 
 pub use bundle::*;
 pub use debug::*;
@@ -292,25 +294,6 @@ pub enum Command {
     Worker,
 }
 
-/// Parses a count of at least 1.
-fn positive(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|n| *n > 0)
-        .ok_or_else(|| "it must be a number of at least 1".to_owned())
-}
-
-/// Parses a number of threads. More than a few per processor would only wait for each other.
-fn threads(text: &str) -> Result<usize, String> {
-    let most = 4 * std::thread::available_parallelism().map_or(1, usize::from);
-    let within = |n: &usize| (1..=most).contains(n);
-    text.parse().ok().filter(within).ok_or_else(|| {
-        format!(
-            "it must be a number from 1 to {most}, which is four times the number of processors"
-        )
-    })
-}
-
 #[derive(Args, Debug)]
 pub struct CreateArgs {
     /// Name of the new model
@@ -433,7 +416,7 @@ pub struct RunArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub truncate: Option<bool>,
     /// For embedding models: dimensions of the output
-    #[arg(long)]
+    #[arg(long, value_parser = dimensions)]
     pub dimensions: Option<i64>,
 }
 
@@ -538,7 +521,7 @@ pub struct DetokenizeArgs {
     /// The model
     pub model: String,
     /// The tokens, such as 1,2,3
-    #[arg(long, value_delimiter = ',', required = true)]
+    #[arg(long, value_delimiter = ',', required = true, value_parser = token)]
     pub tokens: Vec<u32>,
     /// Keep special tokens
     #[arg(long)]

@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 
 use super::JsonArgs;
+use super::numbers::limit;
 
 #[derive(Args, Debug)]
 pub struct ServeArgs {
@@ -98,10 +99,10 @@ pub struct KeyAddArgs {
     #[arg(long, value_name = "GROUP")]
     pub group: Option<String>,
     /// Maximum requests per minute
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = limit)]
     pub requests_per_minute: Option<u32>,
     /// Maximum concurrent requests
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = limit)]
     pub concurrent: Option<u32>,
 }
 

@@ -70,12 +70,13 @@ fn store_for(references: &[ModelRef]) -> Result<Store> {
 
 /// Imports the models of a bundle into the store.
 pub fn import(args: &ImportArgs) -> Result<()> {
+    let name = args.name.as_deref().map(ModelRef::parse).transpose();
+    let name = name.map_err(|error| usage::error(format!("--name: {error}")))?;
+    let name = name.map(|reference| reference.name);
     let config = Config::from_env()?;
     let mut settings = registry_settings(&config);
     settings.executor = Some(Arc::new(FileWorker::this_program(config.debug, config.sandbox)?));
     let (store, registry) = (Arc::new(config.store()?), Registry::new(settings));
-    let name =
-        args.name.as_deref().map(ModelRef::parse).transpose()?.map(|reference| reference.name);
     let (input, total, shown): (Box<dyn Read>, u64, String) = if args.file == Path::new("-") {
         (Box::new(io::stdin().lock()), 0, "standard input".into())
     } else {

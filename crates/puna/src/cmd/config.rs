@@ -1,12 +1,12 @@
 //! `puna config`: shows the settings and their sources.
 
-use anyhow::{Result, bail};
-use puna_server::Config;
+use anyhow::Result;
 use puna_server::config::{HostSettings, Setting, Source, check_key};
+use puna_server::{Config, ConfigError};
 use serde_json::json;
 
 use crate::cli::{ConfigArgs, SettingArgs};
-use crate::out;
+use crate::{out, usage};
 
 pub fn run(args: &ConfigArgs) -> Result<()> {
     let config = load(&args.settings, Vec::new())?;
@@ -46,15 +46,19 @@ fn table(host: &HostSettings) -> String {
 pub fn load(args: &SettingArgs, mut flags: Vec<(&'static str, String)>) -> Result<Config> {
     for pair in &args.set {
         let Some((key, value)) = pair.split_once('=') else {
-            bail!("--set {pair}: use KEY=VALUE, such as --set keep_alive=1h");
+            let text = format!("--set {pair}: use KEY=VALUE, such as --set keep_alive=1h");
+            return Err(usage::error(text));
         };
         match check_key(key.trim()) {
             Ok(key) => flags.push((key, value.trim().to_owned())),
-            Err(problem) => bail!("--set {pair}: {problem}"),
+            Err(problem) => return Err(usage::error(format!("--set {pair}: {problem}"))),
         }
     }
     flags.extend(args.host.iter().map(|host| ("host", host.clone())));
-    Ok(Config::with_flags(&flags)?)
+    Config::with_flags(&flags).map_err(|error| match error {
+        ConfigError::Flag { .. } => usage::error(error.to_string()),
+        error => error.into(),
+    })
 }
 
 /// A setting in the syntax of the configuration file, with its source if it is not the default.

@@ -60,7 +60,9 @@ fn check(args: &CreateArgs) -> Result<()> {
             )));
         }
         let has_imatrix = flag == "--quantize" && args.imatrix.is_some();
-        kind.as_ref().map_or(Ok(()), |kind| check_quantize_type(kind, has_imatrix))?;
+        kind.as_ref()
+            .map_or(Ok(()), |kind| check_quantize_type(kind, has_imatrix))
+            .map_err(|error| usage::error(error.to_string()))?;
     }
     if args.imatrix.is_some() && args.quantize.is_none() {
         return Err(usage::error("--imatrix needs --quantize with a type, such as Q4_K_M"));

@@ -10,15 +10,12 @@ use puna_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::cli::ImatrixArgs;
 use crate::local::{Compute, ModelFile, OutputFile};
-use crate::{out, usage};
+use crate::out;
 
 /// Rows per step.
 const ROWS: usize = 128;
 
 pub fn run(args: &ImatrixArgs) -> Result<()> {
-    if args.ctx == 0 {
-        return Err(usage::error("--ctx must be at least 1"));
-    }
     let file = ModelFile::open(&args.model)?;
     let tokenizer = file.tokenizer()?;
     let chunks = chunks(args, &tokenizer)?;

@@ -1,19 +1,19 @@
 //! `puna key`: manages API keys.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use puna_server::Config;
-use puna_server::auth::{Key, KeyError, KeyFile, Scope};
+use puna_server::auth::{Key, KeyError, KeyFile, Scope, check_key_name};
 use serde_json::json;
 
 use crate::cli::{KeyAddArgs, KeyCommand};
-use crate::{format, out};
+use crate::{format, out, usage};
 
 pub fn run(command: &KeyCommand) -> Result<()> {
     let path = Config::from_env()?.keys;
     match command {
         KeyCommand::Add(args) => {
             let scopes = scopes(args)?;
-            args.namespace.iter().try_for_each(|one| puna_server::mirror::check_namespace(one))?;
+            check(args)?;
             let public = args.public_key.as_deref().map(parse_public_key).transpose()?;
             let secret = KeyFile::change(&path, |file| {
                 let secret = file.add(&args.name, scopes)?;
@@ -72,6 +72,19 @@ pub fn run(command: &KeyCommand) -> Result<()> {
     }
 }
 
+/// Refuses invalid arguments before the file is changed.
+fn check(args: &KeyAddArgs) -> Result<()> {
+    check_key_name(&args.name).map_err(|error| usage::error(error.to_string()))?;
+    for namespace in &args.namespace {
+        puna_server::mirror::check_namespace(namespace)
+            .map_err(|error| usage::error(error.to_string()))?;
+    }
+    if args.group.as_ref().is_some_and(|group| group.trim().is_empty()) {
+        return Err(usage::error("--group is empty: name a group, or leave it out"));
+    }
+    Ok(())
+}
+
 /// Parses the public key of an OpenSSH line or file.
 fn parse_public_key(text: &str) -> Result<String> {
     let line = match text.contains("ssh-ed25519") || puna_server::mirror::is_public_key(text) {
@@ -92,10 +105,8 @@ fn scopes(args: &KeyAddArgs) -> Result<Vec<Scope>> {
             Some(scope) if scopes.contains(&scope) => {}
             Some(scope) => scopes.push(scope),
             None => {
-                bail!(
-                    "unknown scope {name:?}: use one of {}",
-                    Scope::ALL.map(Scope::name).join(", ")
-                )
+                let all = Scope::ALL.map(Scope::name).join(", ");
+                return Err(usage::error(format!("unknown scope {name:?}: use one of {all}")));
             }
         }
     }

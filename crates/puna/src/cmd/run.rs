@@ -262,6 +262,7 @@ fn answer_once(
     let mut printer = AnswerPrinter::new(on_terminal, args.hidethinking);
     let mut metrics = Metrics::default();
     let mut spinner = screen.spinner();
+    let mut has_begun = false;
     let outcome: Result<()> = service.runtime().block_on(async {
         let mut lines = tokio::select! {
             lines = service.client().generate(&request) => lines?,
@@ -279,8 +280,9 @@ fn answer_once(
             for event in [thought, ChatEvent::Content(line.response)] {
                 if printer.shows(&event) {
                     spinner.stop();
+                    has_begun = true;
                 }
-                printer.event(&event, columns, &mut screen.out)?;
+                printer.event(&event, columns, &mut screen.out).context(out::WRITE_ERROR)?;
             }
             if line.done {
                 metrics = line.metrics;
@@ -288,12 +290,16 @@ fn answer_once(
         }
     });
     spinner.stop();
-    printer.break_off(&mut screen.out)?;
+    printer.break_off(&mut screen.out).context(out::WRITE_ERROR)?;
+    let end: &[u8] = match &outcome {
+        // The error stands on a line of its own.
+        Err(_) if has_begun => b"\n",
+        Ok(()) if has_prompt => b"\n\n",
+        _ => b"",
+    };
+    let ended = screen.out.write_all(end).and_then(|()| screen.out.flush());
     outcome?;
-    if has_prompt {
-        screen.out.write_all(b"\n\n")?;
-        screen.out.flush()?;
-    }
+    ended.context(out::WRITE_ERROR)?;
     let remedy = "OLLAMA_CONTEXT_LENGTH of `puna serve`, or `PARAMETER num_ctx` in a Modelfile";
     warn_truncated(&metrics, remedy, &mut screen.err)?;
     if args.verbose {

@@ -2,15 +2,17 @@
 
 use anyhow::{Result, bail};
 use puna_api::native::PullRequest;
+use puna_registry::FileUrl;
 use puna_store::{DEFAULT_HOST, ModelRef};
 
 use super::mirror_discovery;
 use crate::cli::{PullArgs, PushArgs, TransferArgs};
-use crate::out;
 use crate::progress::ProgressDisplay;
 use crate::service::Service;
+use crate::{out, usage};
 
 pub fn pull(args: &PullArgs) -> Result<()> {
+    let model = model(args)?;
     let service = Service::connect_or_run_in_process()?;
     // The values `off` and `auto` are not addresses.
     let mirror = match args.mirror.as_deref() {
@@ -18,24 +20,35 @@ pub fn pull(args: &PullArgs) -> Result<()> {
         Some("auto") => Some(mirror_discovery::choose_mirror()?),
         mirror => mirror.map(str::to_owned),
     };
-    let mut request =
-        PullRequest { mirror, all_runners: args.all_runners, ..request(&args.transfer) };
-    if let Some(digest) = &args.digest {
-        if !request.model.contains("://") {
-            bail!(
-                "--digest needs the address of a file: registries provide the digests of their models"
-            );
-        }
-        request.model = with_digest(&request.model, digest)?;
-    }
+    let request =
+        PullRequest { model, mirror, all_runners: args.all_runners, ..request(&args.transfer) };
     follow(&service, &request)
+}
+
+/// The model to pull: its name, or its address with the digest of `--digest`.
+fn model(args: &PullArgs) -> Result<String> {
+    let model = &args.transfer.model;
+    let Some(digest) = &args.digest else { return Ok(model.clone()) };
+    if !model.contains("://") {
+        return Err(usage::error(
+            "--digest needs the address of a file: registries provide the digests of their models",
+        ));
+    }
+    let address = with_digest(model, digest)?;
+    match FileUrl::parse(&address) {
+        Some(Err(error)) => Err(usage::error(error)),
+        _ => Ok(address),
+    }
 }
 
 /// Adds the digest of its file to an address.
 fn with_digest(address: &str, digest: &str) -> Result<String> {
     match address.split_once('#').filter(|(_, given)| !given.is_empty()) {
         Some((_, given)) => {
-            bail!("the address has a digest already (#{given}): leave out this one, or --digest")
+            let text = format!(
+                "the address has a digest already (#{given}): leave out this one, or --digest"
+            );
+            Err(usage::error(text))
         }
         None => Ok(format!("{}#{digest}", address.trim_end_matches('#'))),
     }

@@ -6,11 +6,12 @@ mod output;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use puna_cpu::kernels::level;
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{EngineOptions, Evaluator};
 use puna_graph::{Backend, KvType};
 
-use crate::format;
+use crate::{format, usage};
 
 pub use file::{ModelFile, check_file, is_path, looks_like_path};
 pub use output::OutputFile;
@@ -53,6 +54,9 @@ impl Compute {
     /// # Errors
     /// A setting is invalid.
     pub fn new(threads: Option<usize>, kernels: Option<String>) -> Result<Self> {
+        if let Some(name) = &kernels {
+            level(name).map_err(|error| usage::error(format!("--kernels {name}: {error}")))?;
+        }
         let kernels = if kernels.is_some() { kernels } else { crate::env::kernels()? };
         let (cache_k, cache_v) = (KvType::F16, KvType::F16);
         let (num_ctx, num_batch, sequences) = (None, 512, 1);

@@ -93,7 +93,7 @@ fn unavailable_kernels_are_refused_with_a_list() {
     assert_eq!(levels["levels"][0], "portable");
     let (status, text) =
         puna.fails(&["debug", "logits", "cria", "--tokens", "1", "--kernels", "quantum"]);
-    assert!(status == 1 && text.contains("no kernel level `quantum`; it has portable"), "{text}");
+    assert!(status == 2 && text.contains("no kernel level `quantum`; it has portable"), "{text}");
     let output = puna
         .command(&["debug", "kernels", "--json"])
         .env("PUNA_KERNELS", "portable")

@@ -475,3 +475,57 @@ fn errors_are_the_same_with_backtraces() {
         assert_eq!(run(Some("full")), plain, "{command:?}");
     }
 }
+
+#[test]
+fn wrong_values_of_flags_exit_with_2() {
+    let puna = Puna::new();
+    let modelfile = puna.write("Modelfile", "FROM cria\n");
+    let address = "https://h.invalid/m.gguf";
+    let cases: [(&[&str], &str); 15] = [
+        (&["serve", "--set", "a"], "--set a: use KEY=VALUE"),
+        (&["serve", "--set", "a=b"], "--set a=b: unknown setting"),
+        (&["serve", "--host", "x:y"], "has the port \"y\""),
+        (&["config", "--set", "host=["], "must begin with a host name"),
+        (&["pull", "--digest", "abc", "x"], "--digest needs the address of a file"),
+        (&["pull", "--digest", "sha256:abc", address], "it must be sha256: and 64 hexadecimal"),
+        (&["key", "add", "a", "--scope", "bogus"], "unknown scope \"bogus\""),
+        (&["key", "add", ""], "invalid key name \"\""),
+        (&["key", "add", "a", "--group", ""], "--group is empty"),
+        (&["key", "add", "a", "--namespace", ""], "namespace"),
+        (&["create", "m", "-q", "bogus", "-f", &modelfile], "BOGUS"),
+        (&["debug", "logits", "cria", "--tokens", "1", "--kernels", "bogus"], "--kernels bogus: "),
+        (&["import", "--name", "a b", "absent.tar"], "--name: "),
+        (&["launch", ""], "the name of the agent is empty"),
+        (&["help", "debug", "bogus"], "unknown command \"bogus\" for \"puna debug\""),
+    ];
+    for (args, text) in cases {
+        let (status, error) = puna.fails(args);
+        assert!(status == 2 && error.contains(text), "{args:?}: {status} {error}");
+    }
+}
+
+#[test]
+fn files_of_other_kinds_are_refused_by_name() {
+    let puna = Puna::new();
+    let text = puna.write("text.tar", "no bundle");
+    assert!(puna.error(&["import", &text]).ends_with("it is not a tar archive"));
+    let list = puna.write("list.json", "[]");
+    let error = puna.error(&["debug", "render", "cria", "--request", &list]);
+    assert!(error.ends_with("it must be a JSON object, as for /api/chat"), "{error}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_output_is_an_error_with_its_cause() {
+    let puna = Puna::new();
+    for args in [&["--help"][..], &["run", "--help"], &["devices"], &["config", "--json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = puna.command(args).stdout(full).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            output.status.code() == Some(1)
+                && error.starts_with("Error: cannot write the output: "),
+            "{args:?}: {error}"
+        );
+    }
+}

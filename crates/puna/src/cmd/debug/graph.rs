@@ -16,7 +16,7 @@ pub fn run(model: &str, tokens: usize, dot: Option<&Path>, as_json: bool) -> Res
     let model = Model::load(&file.view, LoadOptions::default())?;
     let want = if model.shape().has_logits { StepKind::Logits } else { StepKind::Hidden };
     let graph = model.graph(want).context("the model has no graph")?;
-    let plan = Plan::new(graph, Capacity { tokens: tokens.max(1), outputs: 1 });
+    let plan = Plan::new(graph, Capacity { tokens, outputs: 1 });
     let nodes: Vec<Value> =
         (0..plan.graph.nodes().len()).map(|at| node(&plan, &model, at)).collect();
     if let Some(path) = dot {

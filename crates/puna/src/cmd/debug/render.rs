@@ -18,6 +18,9 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     let text = crate::local::read_text(&args.request)?;
     let request: Value =
         serde_json::from_str(&text).with_context(|| format!("{shown} is not JSON"))?;
+    if !request.is_object() {
+        bail!("{shown} is not a request: it must be a JSON object, as for /api/chat");
+    }
     let file = args.model.as_ref().map(|model| ModelFile::open(model)).transpose()?;
     let tokenizer = file.as_ref().map(ModelFile::tokenizer).transpose()?;
     let template = template(args, file.as_ref())?;

@@ -18,13 +18,13 @@ mod tests;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use puna_api::native::ShowResponse;
 use puna_api::openai::ModelMeta;
 use puna_server::Config;
 
 use crate::cli::LaunchArgs;
-use crate::service::Service;
+use crate::service::{Service, no_port_error};
 use crate::{out, usage};
 use agent::{Agent, Target};
 use agents::{AGENTS, agent};
@@ -35,8 +35,12 @@ const DEFAULT_CLIENT_WINDOW: u64 = 32_768;
 
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     let known = agent(&args.client);
+    let names = || AGENTS.map(|agent| agent.name()).join(", ");
+    if args.client.trim().is_empty() {
+        return Err(usage::error(format!("the name of the agent is empty: use {}", names())));
+    }
     if known.is_none() && !args.print {
-        let names = AGENTS.map(|agent| agent.name()).join(", ");
+        let names = names();
         let client = &args.client;
         return Err(usage::error(format!(
             "cannot start {client:?}: use {names}, or print its settings with `puna launch {client} --print`"
@@ -55,10 +59,8 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         Service::connect_or_start()?
     };
     let config = Config::from_env()?;
-    if !args.print && service.is_in_process() {
-        bail!(
-            "OLLAMA_HOST has the port 0, at which an agent cannot reach a server: set another port"
-        );
+    if config.address.port == 0 {
+        return Err(no_port_error());
     }
     let asks = !args.print && choice::has_terminal();
     let title = known.map_or(args.client.as_str(), |agent| agent.title());
