@@ -70,7 +70,7 @@ def test_invalid_bundles_and_exports_are_refused_and_leave_nothing(here, tmp_pat
     for content, said in [
         (whole[: len(whole) // 2], "it is truncated"),
         (bytes(damaged), "is damaged: copy the file again"),
-        (b"no archive", "it is truncated"),
+        (b"no archive", "it is not a tar archive"),
         (b"", "it lacks oci-layout and index.json"),
         (gzip.compress(whole)[:-1000], "models.tar: cannot read the bundle"),
     ]:

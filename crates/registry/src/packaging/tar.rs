@@ -24,6 +24,8 @@ pub(crate) struct TarReader<R> {
     /// Unread bytes of the current file, and of its padding.
     remaining: u64,
     padding: u64,
+    /// Whether a header was read.
+    has_header: bool,
     /// Name of the first link that was skipped.
     first_link: Option<String>,
 }
@@ -37,7 +39,7 @@ pub(crate) struct TarEntry {
 
 impl<R: Read> TarReader<R> {
     pub(crate) fn new(input: R) -> Self {
-        Self { input, remaining: 0, padding: 0, first_link: None }
+        Self { input, remaining: 0, padding: 0, has_header: false, first_link: None }
     }
 
     /// Name of the first link that was skipped.
@@ -98,7 +100,8 @@ impl<R: Read> TarReader<R> {
         while have < BLOCK_BYTES {
             match self.input.read(&mut header[have..]) {
                 Ok(0) if have == 0 => return Ok(None),
-                Ok(0) => return Err(archive_error("it is truncated")),
+                Ok(0) if self.has_header => return Err(archive_error("it is truncated")),
+                Ok(0) => return Err(archive_error("it is not a tar archive")),
                 Ok(n) => have += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
@@ -108,7 +111,10 @@ impl<R: Read> TarReader<R> {
             return Ok(None);
         }
         match parse_number(&header[148..156]) == Some(header_checksum(&header)) {
-            true => Ok(Some(header)),
+            true => {
+                self.has_header = true;
+                Ok(Some(header))
+            }
             false => Err(archive_error("it is not a tar archive")),
         }
     }
@@ -425,7 +431,13 @@ mod tests {
                 Ok(())
             };
             // A cut between two files cannot be detected.
-            assert_eq!(all().is_ok(), [0, 2 * BLOCK_BYTES].contains(&end), "{end}");
+            let error = all().err().map(|error| error.to_string());
+            let text = match end {
+                0 => None,
+                1..BLOCK_BYTES => Some("it is not a tar archive"),
+                end => (end != 2 * BLOCK_BYTES).then_some("it is truncated"),
+            };
+            assert_eq!(error.as_deref(), text, "{end}");
         }
         let mut damaged = archive;
         damaged[3] = b'x';

@@ -61,7 +61,7 @@ impl FileUrl {
                     .unwrap_or(text);
                 let digest = format!("sha256:{hex}").parse();
                 Some(digest.map_err(|_| {
-                    format!("invalid digest {text:?}: write #sha256= and 64 hexadecimal digits")
+                    format!("invalid digest {text:?}: it must be sha256: and 64 hexadecimal digits")
                 })?)
             }
         };
