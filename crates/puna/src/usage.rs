@@ -261,7 +261,7 @@ mod tests {
             ("puna key add a --concurrent 0".to_owned(), "it must be a number of at least 1"),
             (format!("puna key add a --requests-per-minute {huge}"), "of at most 4294967295"),
             ("puna bench m -p x".to_owned(), "it must be a number of at least 0"),
-            (format!("puna bench m -b {huge}"), "of at most 65536"),
+            (format!("puna bench m -b {huge}"), "of at most 18446744073709551615"),
             (format!("puna debug logits m --tokens {huge}"), "of at most 4294967295"),
             ("puna detokenize m --tokens 1.5".to_owned(), "it must be a number of at least 0"),
             ("puna run m --dimensions x".to_owned(), "it must be a whole number"),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::numbers::{context, count, positive, sequences, threads};
+use super::numbers::{context, count, positive, threads};
 
 pub const BENCH_HELP: &str =
     "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.
@@ -84,7 +84,7 @@ pub struct BenchArgs {
     #[arg(short = 'd', long, value_delimiter = ',', default_value = "0", value_parser = count)]
     pub depth: Vec<usize>,
     /// Concurrent sequences, or texts in a batch of embeddings; also a list [default: 1, texts: 64]
-    #[arg(short = 'b', long, value_delimiter = ',', value_parser = sequences)]
+    #[arg(short = 'b', long, value_delimiter = ',', value_parser = positive)]
     pub sequences: Vec<usize>,
     /// Embed texts of mixed lengths up to the length of -p; the default for embedding models
     #[arg(short, long)]

@@ -2,7 +2,7 @@
 
 /// Largest number of tokens of a step that `puna debug graph` plans.
 const MAX_STEP_TOKENS: u64 = 1 << 24;
-/// Largest number of sequences or texts of a batch.
+/// Largest number of sequences of a batch.
 const MAX_SEQUENCES: u64 = 1 << 16;
 
 /// Parses a whole number within a range.
