@@ -27,5 +27,5 @@ def test_disturbed_traffic_leaves_no_state():
 
 
 def test_hostile_keys_neither_learn_secrets_nor_keep_others_from_answers():
-    told = load("--minutes", "0.3", "--users", "8", "--rate", "2", "--untimed", script="office")
+    told = load("--minutes", "0.3", "--users", "8", "--rate", "2", "--untimed", "--deterministic", script="office")
     assert told["hostile"]["answered"]["chat"] > 0 and told["hostile"]["attacks"]["4xx"] > 0, told
