@@ -714,7 +714,7 @@ fn an_empty_path_or_address_of_the_command_line_counts_as_absent() {
 
 #[test]
 fn an_address_names_a_host_or_a_port() {
-    for wrong in ["/none", "[", "http:///x", "[::1"] {
+    for wrong in ["/none", "[", "http:///x"] {
         let error = with_file("", &[], &[("host", wrong)]).unwrap_err().to_string();
         assert!(error.contains("must begin with a host name"), "{wrong}: {error}");
     }
@@ -744,7 +744,7 @@ fn numbers_and_levels_that_are_too_large_are_refused_with_the_largest() {
 
 #[test]
 fn control_characters_of_values_are_shown_with_escapes_of_json() {
-    for key in ["max_queue", "kernels", "origins", "prefix_sharing", "speculate", "debug"] {
+    for key in ["max_queue", "origins", "prefix_sharing", "speculate", "debug"] {
         let error = with_file("", &[], &[(key, "a\u{1b} \u{7f}")]).unwrap_err().to_string();
         assert!(error.contains("\"a\\u001b ") && !error.contains('\u{1b}'), "{error}");
     }
