@@ -232,6 +232,7 @@ mod tests {
                 program: "/bin/sh".into(),
                 args: vec!["-c".into(), script],
                 debug: 0,
+                sandbox: SandboxMode::Auto,
             };
             let reason = shell.launch().unwrap().exit.await.reason;
             assert_eq!(reason, "exit status 101: index 7 out of range");

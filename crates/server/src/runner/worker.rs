@@ -40,6 +40,8 @@ const LARGE_PREPARER_THREADS: usize = 2;
 /// Threads for tasks with a constraint. Compiling even a small constraint may take long, and tasks
 /// without one never wait for it.
 const CONSTRAINT_PREPARER_THREADS: usize = 2;
+/// Nice value of threads that tokenize large texts or compile constraints, which take seconds.
+const LONG_PREPARATION_NICE: i32 = 10;
 
 /// Maximum number of constraints of one client that are compiled at a time in a queue, so that one
 /// thread remains for others.
@@ -201,12 +203,14 @@ fn serve(
     let preparer = Arc::new(Preparer::new(generator.clone()));
     let cores = thread::available_parallelism().map_or(PREPARER_THREADS.0, usize::from);
     let cores = cores.clamp(PREPARER_THREADS.0, PREPARER_THREADS.1);
-    let start = |name, threads, share| spawn_preparers(name, threads, share, &preparer);
-    let ordinary = start("prepare", cores, cores)?;
-    let large = start("prepare large", LARGE_PREPARER_THREADS, LARGE_PREPARER_THREADS)?;
-    let constrained = start("prepare grammar", CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS)?;
-    let large_constrained =
-        start("large grammar", CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS)?;
+    let start = |name, threads, share, nice| spawn_preparers(name, threads, share, nice, &preparer);
+    let ordinary = start("prepare", cores, cores, 0)?;
+    let large = LARGE_PREPARER_THREADS;
+    let large = start("prepare large", large, large, LONG_PREPARATION_NICE)?;
+    let grammar =
+        |name| start(name, CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS, LONG_PREPARATION_NICE);
+    let constrained = grammar("prepare grammar")?;
+    let large_constrained = grammar("large grammar")?;
     let tasks = Arc::new(Tasks::default());
     while let Some(message) = read::<RunnerRequest>(incoming)? {
         match message {
@@ -268,16 +272,32 @@ fn spawn_preparers(
     name: &str,
     count: usize,
     share: usize,
+    nice: i32,
     preparer: &Arc<Preparer>,
 ) -> io::Result<QueueSender> {
     let queue = Arc::new(PrepareQueue::new(share));
     for i in 0..count {
         let (preparer, queue) = (preparer.clone(), queue.clone());
-        thread::Builder::new()
-            .name(format!("{name} {i}"))
-            .spawn(move || prepare_all(&preparer, &queue))?;
+        thread::Builder::new().name(format!("{name} {i}")).spawn(move || {
+            lower_priority(nice);
+            prepare_all(&preparer, &queue);
+        })?;
     }
     Ok(QueueSender::new(&queue))
+}
+
+/// Lowers the priority of the calling thread, so that it takes little time from the threads that
+/// compute. A step ends when the last of them has its part.
+fn lower_priority(nice: i32) {
+    // On Linux the priority is that of the thread, elsewhere that of the whole process.
+    #[cfg(target_os = "linux")]
+    if nice != 0
+        && let Err(error) = rustix::process::setpriority_process(None, nice)
+    {
+        tracing::debug!(%error, "cannot lower the priority of a thread");
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = nice;
 }
 
 /// Prepares tasks until the queue closes. A panic fails its own task only.

@@ -125,6 +125,8 @@ fn conditional_rules() -> Result<Vec<(c_long, Vec<SeccompRule>)>, seccompiler::B
     let own_process = u64::from(std::process::id());
     let executable = libc::PROT_EXEC as u64;
     let new_thread = libc::CLONE_THREAD as u64;
+    // `PRIO_PROCESS` is zero, and so is the calling thread.
+    let zero = |index| SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0);
     let mut rules = vec![
         (libc::SYS_openat, vec![without_bits(2, WRITE_FLAGS)?]),
         (libc::SYS_mmap, vec![without_bits(2, executable)?]),
@@ -134,6 +136,8 @@ fn conditional_rules() -> Result<Vec<(c_long, Vec<SeccompRule>)>, seccompiler::B
         (libc::SYS_tgkill, vec![equals(0, own_process)?]),
         // Zero is the calling thread: the thread pool pins its own threads.
         (libc::SYS_sched_setaffinity, vec![equals(0, 0)?]),
+        // The calling thread, whose priority an ordinary user can only lower.
+        (libc::SYS_setpriority, vec![SeccompRule::new(vec![zero(0)?, zero(1)?])?]),
         // Without an address, a message goes to the server only.
         (libc::SYS_sendto, vec![equals(4, 0)?]),
         // Reading a limit, not setting one.
