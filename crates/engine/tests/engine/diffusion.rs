@@ -152,8 +152,11 @@ fn an_end_token_or_stop_string_skips_later_steps() {
     let base = Request { diffusion: diffusion(32, 4, UnmaskOrder::Confidence), ..whole(32) };
     let (text, all) = run(&engine, base.clone());
     let steps = |request| {
+        // The end of an answer is sent before its last step is counted.
+        wait_until_idle(&engine);
         let before = engine.stats().steps;
         let (text, summary) = run(&engine, request);
+        wait_until_idle(&engine);
         (text, summary, engine.stats().steps - before)
     };
     let stop: String = text.chars().skip(4).take(3).collect();
