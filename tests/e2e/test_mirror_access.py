@@ -153,7 +153,7 @@ def test_keys_for_invalid_namespaces_are_refused(mirror):
     it = mirror()
     for bad in ("../x", "a//b", "a b", "*x", ""):
         refused = it.cli("key", "add", "k", "--namespace", bad)
-        assert refused.returncode == 1 and "invalid namespace" in refused.stderr, refused
+        assert refused.returncode == 2 and "invalid namespace" in refused.stderr, refused
     assert it.get("/v2/")[0] == 200, "no key was made"
 
 

@@ -118,7 +118,7 @@ def test_without_a_rule_nothing_is_removed(mirror):
     refused = it.cli("mirror", "retain")
     assert refused.returncode == 1 and "mirror.retention" in refused.stderr
     wrong = it.cli("mirror", "retain", "--set", "mirror.retention=team=keep:latest")
-    assert wrong.returncode == 1 and "write rules such as team-*=last:5" in wrong.stderr
+    assert wrong.returncode == 2 and "write rules such as team-*=last:5" in wrong.stderr
 
 
 def test_a_running_pull_survives_the_removal_of_its_model(mirror):

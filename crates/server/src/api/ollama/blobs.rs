@@ -12,7 +12,7 @@ use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
 use crate::http::{BodyReader, ErrorResponse, Native};
 
-/// Bytes of the disk that uploads leave free.
+/// Bytes of the disk that uploads of callers with limited namespaces leave free.
 const MIN_FREE_BYTES: u64 = 256 << 20;
 /// Bytes between two checks of the free disk space.
 const FREE_SPACE_CHECK_BYTES: usize = 64 << 20;
@@ -46,9 +46,9 @@ pub(crate) async fn upload(
             return Ok(StatusCode::OK.into_response());
         }
     }
-    let uploaded = digest.clone();
+    let (uploaded, is_confined) = (digest.clone(), Caller::current().is_confined());
     let (pieces, received) = mpsc::channel(CHANNEL_PIECES);
-    let stored = app.store(move |store| write_blob(store, received, &digest));
+    let stored = app.store(move |store| write_blob(store, received, &digest, is_confined));
     let (sent, stored) = tokio::join!(send_body(request, pieces), stored);
     sent?;
     match stored? {
@@ -86,7 +86,7 @@ async fn send_body(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<
     Ok(())
 }
 
-/// Fails if the disk is nearly full, so that one client's uploads leave space for other work.
+/// Fails if the disk is nearly full, so that uploads leave space for other work.
 fn check_free_space(store: &puna_store::Store) -> Result<(), StoreError> {
     match store.free_bytes() {
         Some(free) if free < MIN_FREE_BYTES => {
@@ -100,6 +100,7 @@ fn write_blob(
     store: &puna_store::Store,
     mut from: mpsc::Receiver<Option<Bytes>>,
     digest: &Digest,
+    leaves_free_space: bool,
 ) -> Result<(), StoreError> {
     let mut writer = store.blob_writer()?;
     let mut unchecked = FREE_SPACE_CHECK_BYTES;
@@ -107,7 +108,7 @@ fn write_blob(
         match piece {
             Some(bytes) => {
                 unchecked += bytes.len();
-                if unchecked >= FREE_SPACE_CHECK_BYTES {
+                if leaves_free_space && unchecked >= FREE_SPACE_CHECK_BYTES {
                     check_free_space(store)?;
                     unchecked = 0;
                 }
