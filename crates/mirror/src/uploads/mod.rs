@@ -6,4 +6,4 @@ use std::time::Duration;
 
 /// Longest wait for the next piece of a body.
 pub(crate) const PIECE_TIMEOUT: Duration =
-    Duration::from_millis(if cfg!(test) { 300 } else { 60_000 });
+    Duration::from_millis(if cfg!(test) { 2_000 } else { 60_000 });
