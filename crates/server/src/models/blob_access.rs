@@ -40,7 +40,7 @@ impl UploadedBlobs {
         let mut all = lock(&self.0);
         let own = all.entry(caller.namespaces()).or_default();
         own.retain(|known| known != digest);
-        own.push_back(digest.clone());
+        own.push_back(*digest);
         if own.len() > MAX_UPLOADED_BLOBS {
             own.pop_front();
         }

@@ -40,20 +40,18 @@ pub(crate) async fn upload(
 ) -> Result<Response, ErrorResponse<Native>> {
     let digest = parse(&digest)?;
     // The upload replaces a damaged blob.
-    if is_visible(&app, digest.clone()).await? {
-        let present = digest.clone();
-        if app.store(move |store| store.verify_blob(&present).is_ok()).await? {
-            return Ok(StatusCode::OK.into_response());
-        }
+    let is_visible = is_visible(&app, digest).await?;
+    if is_visible && app.store(move |store| store.verify_blob(&digest).is_ok()).await? {
+        return Ok(StatusCode::OK.into_response());
     }
-    let (uploaded, is_confined) = (digest.clone(), Caller::current().is_confined());
+    let is_confined = Caller::current().is_confined();
     let (pieces, received) = mpsc::channel(CHANNEL_PIECES);
     let stored = app.store(move |store| write_blob(store, received, &digest, is_confined));
     let (sent, stored) = tokio::join!(send_body(request, pieces), stored);
     sent?;
     match stored? {
         Ok(()) => {
-            app.uploaded_blobs().record(&Caller::current(), &uploaded);
+            app.uploaded_blobs().record(&Caller::current(), &digest);
             Ok(StatusCode::CREATED.into_response())
         }
         Err(error) => Err(store_error(&error).into()),
