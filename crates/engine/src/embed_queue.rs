@@ -1,13 +1,14 @@
 //! Embedding requests: texts of all requests share steps, and their hidden states are pooled by the
 //! model's pooling type. Rerankers return one value per label instead of an embedding.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use puna_graph::{Segment, StepInput};
 use puna_models::{Pooling, StepKind};
 
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
+use crate::fair_shares::FairShares;
 use crate::request::RequestId;
 use crate::scheduler::{Scheduler, TemporaryPages};
 
@@ -69,16 +70,15 @@ struct TextBatch {
 pub struct EmbedQueue {
     requests: VecDeque<EmbedRequest>,
     /// Tokens computed for each client that has requests.
-    served: HashMap<u64, u64>,
+    served: FairShares,
 }
 
 impl EmbedQueue {
     /// Adds a request. A new client starts with the smallest share of the others.
     pub fn push(&mut self, request: EmbedRequest) {
         let requests = &self.requests;
-        self.served.retain(|client, _| requests.iter().any(|r| r.client == *client));
-        let least = self.served.values().min().copied().unwrap_or(0);
-        self.served.entry(request.client).or_insert(least);
+        self.served.retain(|client| requests.iter().any(|r| r.client == client));
+        self.served.add(request.client, requests.iter().map(|r| r.client));
         self.requests.push_back(request);
     }
 
@@ -89,17 +89,14 @@ impl EmbedQueue {
 
     /// Sorts the requests, least-served client first. The order within a client stays.
     fn sort_by_share(&mut self) {
-        if self.served.len() > 1 {
-            let served = &self.served;
-            let share = |r: &EmbedRequest| served.get(&r.client).copied().unwrap_or(0);
-            self.requests.make_contiguous().sort_by_key(share);
-        }
+        let served = &self.served;
+        self.requests.make_contiguous().sort_by_key(|request| served.served(request.client));
     }
 
     /// Counts tokens for the share of a request's client.
     fn count_served(&mut self, id: RequestId, tokens: usize) {
         let Some(request) = self.requests.iter().find(|r| r.id == id) else { return };
-        *self.served.entry(request.client).or_default() += tokens as u64;
+        self.served.count(request.client, tokens);
     }
 
     /// Number of requests.

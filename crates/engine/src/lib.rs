@@ -18,6 +18,7 @@ mod engine_loop;
 mod error;
 mod evaluator;
 mod executor;
+mod fair_shares;
 mod generation;
 mod kv;
 mod memory_plan;

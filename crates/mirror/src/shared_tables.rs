@@ -1,5 +1,5 @@
 //! All tables of the mirror that requests of several clients fill, and the types with a lock and a
-//! collection that are none. A test of the server finds every other such type.
+//! collection that are none. `tests/tidy.py` finds every other such type.
 
 use crate::types::shared_table::{SharedTable, TableExemption};
 

@@ -141,7 +141,7 @@ fn find_command<'a>(root: &'a clap::Command, args: &'a [String]) -> NamedCommand
     found
 }
 
-/// Describes a wrong number of arguments: those that the command accepts, and those given.
+/// Message for a wrong number of arguments: how many the command accepts, and how many it got.
 fn arity(root: &clap::Command, args: &[String]) -> String {
     let NamedCommand { definition, rest, .. } = find_command(root, args);
     let given = positional_count(definition, rest);

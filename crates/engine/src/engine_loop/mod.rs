@@ -154,11 +154,13 @@ impl EngineLoop {
 
     /// Runs a step of embeddings. Returns whether there was work.
     fn embed(&mut self) -> bool {
-        let generating: HashSet<u64> = self.scheduler.running().iter().map(|s| s.client).collect();
         let embedding: HashSet<u64> = self.embeds.clients().collect();
         let start = Instant::now();
         let embedded = self.embeds.step(&mut self.scheduler, &mut self.executor);
-        self.embed_turn.record_embedding(start.elapsed(), &generating, &embedding);
+        if embedded {
+            let generating = self.scheduler.running().iter().map(|s| s.client).collect();
+            self.embed_turn.record_embedding(start.elapsed(), &generating, &embedding);
+        }
         embedded
     }
 

@@ -76,9 +76,8 @@ impl Scheduler {
     fn init_fair_share(&mut self, sequence: &mut SequenceState) {
         let client = sequence.client;
         let (running, waiting) = (&self.running, &self.waiting);
-        self.served.retain(|c, _| running.iter().chain(waiting).any(|s| s.client == *c));
-        let least = running.iter().filter_map(|s| self.served.get(&s.client)).min().copied();
-        self.served.entry(client).or_insert(least.unwrap_or(0));
+        self.served.retain(|c| running.iter().chain(waiting).any(|s| s.client == c));
+        self.served.add(client, running.iter().map(|s| s.client));
         let others = running.iter().filter(|s| s.client == client && !s.is_decoding());
         sequence.served = others.map(|s| s.served).min().unwrap_or(0);
     }

@@ -59,7 +59,7 @@ impl Scheduler {
             s.last_scheduled = self.scheduled_rows;
             if !s.is_decoding() {
                 s.served += row.rows as u64;
-                *self.served.entry(s.client).or_default() += row.rows as u64;
+                self.served.count(s.client, row.rows);
             }
         }
     }
@@ -110,13 +110,17 @@ impl Scheduler {
 
     /// Adds prompt rows, least-served client first.
     fn add_prompt_rows(&self, chosen: &mut Vec<PlannedRows>) {
+        let has_prompt = |s: &SequenceState| !s.is_decoding() && s.computed < s.tokens.len();
+        let prompts = self.least_served(|s| has_prompt(s) && s.encoder_tokens_left() == 0);
+        if prompts.is_empty() {
+            return;
+        }
         let mut budget = self.prompt_row_budget(chosen.len());
         let has_states = self.pages.has_states();
         let exact = if has_states { 1 } else { self.limits.max_bit_exact_rows.max(1) };
         let mut scores = self.limits.scored_rows.saturating_sub(chosen.len()).max(1);
         let mut results = self.limits.output_rows.saturating_sub(chosen.len()).max(1);
-        let has_prompt = |s: &SequenceState| !s.is_decoding() && s.computed < s.tokens.len();
-        for s in self.least_served(|s| has_prompt(s) && s.encoder_tokens_left() == 0) {
+        for s in prompts {
             let left = s.tokens.len() - s.computed;
             // The last token is computed in its own step, as it is after a cache hit, so that a
             // repeated prompt gets the same bits.
@@ -161,8 +165,7 @@ impl Scheduler {
     fn least_served(&self, filter: impl Fn(&SequenceState) -> bool) -> Vec<&SequenceState> {
         let mut sequences: Vec<_> =
             self.running.iter().filter(|s| s.is_ready && filter(s)).collect();
-        let share = |client: u64| self.served.get(&client).copied().unwrap_or(0);
-        sequences.sort_by_key(|s| (share(s.client), s.served, s.admitted));
+        sequences.sort_by_key(|s| (self.served.served(s.client), s.served, s.admitted));
         sequences
     }
 

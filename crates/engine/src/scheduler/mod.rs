@@ -19,10 +19,11 @@ mod temporary_pages;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use puna_models::StepKind;
 
+use crate::fair_shares::FairShares;
 use crate::kv::{PAGE_TOKENS, PagePool, SequencePages};
 use crate::request::RequestId;
 
@@ -104,7 +105,7 @@ pub struct Scheduler {
     waiting: VecDeque<SequenceState>,
     running: Vec<SequenceState>,
     /// Prompt rows computed for each client since the scheduler was last idle, for fairness.
-    served: HashMap<u64, u64>,
+    served: FairShares,
     /// Number of [`PlannedRows`] so far: one for each sequence in each planned step.
     scheduled_rows: u64,
     admissions: u64,
@@ -134,7 +135,7 @@ impl Scheduler {
             limits,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            served: HashMap::new(),
+            served: FairShares::default(),
             scheduled_rows: 0,
             admissions: 0,
             preemptions: 0,

@@ -32,9 +32,9 @@ impl Scheduler {
         }
     }
 
-    /// Preempts a running sequence for a waiting one that lacks pages, or a place or state slot.
-    /// It belongs to a client that has more than the waiting sequence's client would have. Returns
-    /// whether there was one.
+    /// Preempts a running sequence, so that a waiting one gets its pages, its place or its state
+    /// slot. The preempted one belongs to a client that has more than the client of the waiting
+    /// one would have. Returns whether there was such a client.
     ///
     /// A client keeps at least one sequence. The difference between the two clients shrinks with
     /// each preemption, so the other client cannot preempt the waiting sequence in turn.

@@ -1,6 +1,8 @@
 //! Tests of the plans alone: no model runs. `execute` stands for a step that computes the planned
 //! rows and samples the next token of each sequence without uncomputed tokens.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 
 use super::*;

@@ -29,7 +29,7 @@ pub enum TableLimit {
     Bytes(usize),
     /// A number of bytes of something.
     BytesOf(&'static str, usize),
-    /// A limit without a number, or with one that a setting states.
+    /// A limit in words, such as the name of a setting.
     Rule(&'static str),
 }
 

@@ -14,7 +14,7 @@ use puna_store::Progress;
 
 use super::protocol::{Frame, WorkerMessage, WorkerTask, read_frame, write_task};
 use super::{FileWorker, JobError};
-use crate::runner::process_exit::describe_exit;
+use crate::runner::process_exit::{describe_exit, is_backtrace_line};
 use crate::runner::sandbox::SandboxReport;
 use crate::runner::sandbox::environment::runner_variables;
 use crate::runner::sandbox::files::with_parts;
@@ -180,8 +180,8 @@ fn forward_log(log: ChildStderr, pid: u32, last: &Mutex<String>) {
             continue;
         }
         tracing::info!(worker = pid, "{line}");
-        // This hint follows the cause of a panic and must not replace it.
-        if !line.starts_with("note: run with `RUST_BACKTRACE") {
+        // A backtrace follows the cause of a panic and must not replace it.
+        if !is_backtrace_line(&line) {
             *lock(last) = line;
         }
     }

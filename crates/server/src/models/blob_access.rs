@@ -1,9 +1,9 @@
-//! Blobs that callers with limited namespaces may name by their digest: those that they have
-//! uploaded, and those of models that they may use.
+//! Access to blobs by their digest. Callers with limited namespaces may name their own uploads and
+//! the blobs of models that they may use.
 //!
-//! The content of a blob can be guessed, such as a system prompt. So a blob of another namespace is
-//! answered like one that does not exist, until the caller has proven by an upload that it has the
-//! content.
+//! The content of a blob can be guessed, such as a system prompt. So the server answers for a blob
+//! of another namespace as for an absent blob. The upload of the same content proves that the
+//! caller has it, and makes the blob visible.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::auth::caller::{Action, Caller};
 use crate::util::lock::lock;
 
 /// Number of uploads that are known for each list of namespaces. Older ones have to be sent again.
-pub(crate) const MAX_UPLOADED_BLOBS: usize = 10_000;
+const MAX_UPLOADED_BLOBS: usize = 10_000;
 
 /// Description of [`UploadedBlobs`].
 pub(crate) static UPLOADED_BLOBS: SharedTable = SharedTable {

@@ -25,6 +25,17 @@ pub(crate) fn describe_exit(status: io::Result<ExitStatus>, last_line: &str) -> 
     RunnerExit { reason, out_of_memory }
 }
 
+/// Whether a trimmed line belongs to a backtrace of Rust: its heading, a frame, the source of a
+/// frame, or the hint about `RUST_BACKTRACE`.
+pub(crate) fn is_backtrace_line(line: &str) -> bool {
+    let is_frame = || {
+        let number = line.split_once(": ").map_or("", |(number, _)| number);
+        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let is_hint = || line.starts_with("note: ") && line.contains("`RUST_BACKTRACE");
+    line == "stack backtrace:" || line.starts_with("at ") || is_frame() || is_hint()
+}
+
 fn signal_name(signal: i32) -> String {
     let name = match signal {
         4 => "illegal instruction",
@@ -42,6 +53,13 @@ fn signal_name(signal: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn causes_are_no_lines_of_a_backtrace() {
+        for cause in ["note: out of memory", "model: 12 of 13", ": x", "atlas", "12 of 13: gone"] {
+            assert!(!is_backtrace_line(cause), "{cause}");
+        }
+    }
 
     #[test]
     fn exits_are_described_with_the_last_line_of_the_log() {
