@@ -12,21 +12,21 @@ pub fn run(data: &[u8]) {
     let Some((choice, body)) = data.split_first() else { return };
     agrees(body);
     let kinds: [fn(&[u8]); 15] = [
-        check::<native::ChatRequest>,
-        check::<native::GenerateRequest>,
+        check::<ollama::ChatRequest>,
+        check::<ollama::GenerateRequest>,
         check::<openai::ChatCompletionRequest>,
         check::<openai::CompletionRequest>,
         check::<responses::ResponsesRequest>,
         check::<anthropic::MessagesRequest>,
-        check::<native::CreateRequest>,
-        check::<native::EmbedRequest>,
-        check::<native::EmbeddingsRequest>,
+        check::<ollama::CreateRequest>,
+        check::<ollama::EmbedRequest>,
+        check::<ollama::EmbeddingsRequest>,
         check::<openai::EmbedRequest>,
-        check::<native::ShowRequest>,
-        check::<native::CopyRequest>,
-        check::<native::PullRequest>,
-        check::<native::TokenizeRequest>,
-        check::<native::DetokenizeRequest>,
+        check::<ollama::ShowRequest>,
+        check::<ollama::CopyRequest>,
+        check::<ollama::PullRequest>,
+        check::<ollama::TokenizeRequest>,
+        check::<ollama::DetokenizeRequest>,
     ];
     kinds[usize::from(*choice) % kinds.len()](body);
 }

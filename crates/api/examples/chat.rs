@@ -4,7 +4,7 @@
 use std::io::Write as _;
 
 use puna_api::Client;
-use puna_api::native::{ChatRequest, Message};
+use puna_api::ollama::{ChatRequest, Message};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

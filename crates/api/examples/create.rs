@@ -2,7 +2,7 @@
 //! `cargo run -p puna-api --example create -- cria`
 
 use puna_api::Client;
-use puna_api::native::{ChatRequest, CreateRequest, Message};
+use puna_api::ollama::{ChatRequest, CreateRequest, Message};
 
 const NAME: &str = "puna-api-example";
 

@@ -2,7 +2,7 @@
 //! `cargo run -p puna-api --example embeddings -- minilm "who wrote it?"`
 
 use puna_api::Client;
-use puna_api::native::EmbedRequest;
+use puna_api::ollama::EmbedRequest;
 use serde_json::json;
 
 const TEXTS: [&str; 3] = [

@@ -1,7 +1,7 @@
 //! Fills the gap in a text: `cargo run -p puna-api --example generate -- cria`
 
 use puna_api::Client;
-use puna_api::native::GenerateRequest;
+use puna_api::ollama::GenerateRequest;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

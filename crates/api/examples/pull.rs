@@ -1,7 +1,7 @@
 //! Pulls a model and shows the progress: `cargo run -p puna-api --example pull -- smollm2:135m`
 
 use puna_api::Client;
-use puna_api::native::PullRequest;
+use puna_api::ollama::PullRequest;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,7 +1,7 @@
 //! Structured output as a Rust type: `cargo run -p puna-api --example structured -- cria`
 
 use puna_api::Client;
-use puna_api::native::{ChatRequest, Message};
+use puna_api::ollama::{ChatRequest, Message};
 use serde::Deserialize;
 use serde_json::json;
 

@@ -2,7 +2,7 @@
 //! `cargo run -p puna-api --example tools -- cria`
 
 use puna_api::Client;
-use puna_api::native::{ChatRequest, Message, Tool};
+use puna_api::ollama::{ChatRequest, Message, Tool};
 use serde_json::json;
 
 #[tokio::main]

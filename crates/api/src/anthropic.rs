@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::native::{ToolChoice, is_default};
+use crate::ollama::{ToolChoice, is_default};
 use crate::{KeepAlive, decode, json_shape};
 
 /// `POST /v1/messages`, and without `max_tokens` `POST /v1/messages/count_tokens`.
@@ -266,7 +266,7 @@ pub struct MessagesResponse {
     pub usage: Usage,
     /// The rendered prompt, if requested.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
-    pub debug_info: Option<crate::native::DebugInfo>,
+    pub debug_info: Option<crate::ollama::DebugInfo>,
 }
 
 /// Content block of an answer.

@@ -306,7 +306,7 @@ impl<'a> de::SeqAccess<'a> for ListElements<'a> {
 mod tests {
     use super::*;
     use crate::json_shape::OPTIONS;
-    use crate::native::{ChatRequest, GenerateRequest};
+    use crate::ollama::{ChatRequest, GenerateRequest};
     use serde_json::json;
 
     fn chat(body: Value) -> Result<ChatRequest, String> {

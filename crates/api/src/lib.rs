@@ -12,7 +12,7 @@
 //! ```no_run
 //! # async fn example() -> Result<(), puna_api::ClientError> {
 //! use puna_api::Client;
-//! use puna_api::native::{ChatRequest, Message};
+//! use puna_api::ollama::{ChatRequest, Message};
 //!
 //! let messages = vec![Message::text("user", "Hello!")];
 //! let request = ChatRequest { model: "cria".into(), messages, ..ChatRequest::default() };
@@ -40,7 +40,7 @@ pub mod decode;
 mod duration;
 pub mod json;
 mod json_shape;
-pub mod native;
+pub mod ollama;
 pub mod openai;
 mod rate;
 pub mod responses;

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::native::ToolChoice;
+use crate::ollama::ToolChoice;
 use crate::{KeepAlive, json_shape};
 
 /// `POST /v1/responses`.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{
+use puna_api::ollama::{
     ChatRequest, ChatResponse, EmbedResponse, EmbeddingsResponse, GenerateRequest,
     GenerateResponse, ListResponse, ProcessResponse, Progress, ShowResponse, VersionResponse,
 };

@@ -48,7 +48,7 @@ pub(crate) enum SourceLayout {
     ColumnWise,
     /// The matrices of all experts are one matrix, stacked by rows.
     StackedExperts,
-    /// The same, each expert's matrix with dimensions inputs, outputs.
+    /// The matrices of all experts are one matrix, each with dimensions inputs, outputs.
     StackedExpertsTransposed,
     /// Dimensions of size one are removed.
     Squeezed,

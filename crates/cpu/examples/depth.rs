@@ -117,8 +117,8 @@ fn main() {
             capped: false,
         };
         let mut backend = CpuBackend::new(&config).expect("a backend");
-        let most = depths.iter().max().expect("a depth") + rows.iter().max().expect("rows") + FILL;
-        let pages = most.div_ceil(PAGE);
+        let max = depths.iter().max().expect("a depth") + rows.iter().max().expect("rows") + FILL;
+        let pages = max.div_ceil(PAGE);
         backend.load_weights(vec![shape.embedding()], Vec::new()).expect("weights");
         let (key_dim, value_dim, mask) = (dim, dim, Mask::Causal);
         let layer = CacheLayer { kv_heads, key_dim, value_dim, values_in_keys: false, mask };
@@ -128,7 +128,7 @@ fn main() {
         backend.create_cache(spec).expect("a cache");
         let plan = |mask, tokens| Plan::new(shape.graph(mask), Capacity { tokens, outputs: 1 });
         let fill = backend.compile(plan(Mask::Window(1), FILL)).expect("a program");
-        for cached_tokens in (0..most - FILL).step_by(FILL) {
+        for cached_tokens in (0..max - FILL).step_by(FILL) {
             backend.run(fill, &input(cached_tokens, FILL, pages));
         }
         for &rows in &rows {

@@ -26,7 +26,7 @@ use crate::ops::moe::MoeBuffers;
 use crate::ops::ngram_embedding::NgramRows;
 use crate::ops::norm::{NormKind, NormRows, Quantize, QuantizedInput, TiledInput};
 use crate::ops::observe::{Observations, Observe, ObserveHeads};
-use crate::ops::per_head_linear::LinearOfHeads;
+use crate::ops::per_head_linear::PerHeadLinear;
 use crate::ops::pooling::Pool;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
@@ -202,7 +202,7 @@ impl Compiler<'_> {
                 let (w, b, x) = (self.floats(w)?, self.floats(b)?, self.arena_range(x));
                 self.push(NormRows { x, out, w, b, eps, group, kind: NormKind::Layer });
             }
-            Op::LinearOfHeads { w, x, heads } => self.linear_of_heads(nodes, w, x, heads)?,
+            Op::PerHeadLinear { w, x, heads } => self.per_head_linear(nodes, w, x, heads)?,
             Op::Rope { x, head_dim, start, rope } => {
                 let (x, table) = (self.arena_range(x), &self.ropes[rope.0 as usize]);
                 let (kind, pairs) = (table.kind, table.frequencies.len());
@@ -356,11 +356,11 @@ impl Compiler<'_> {
                 let bonus = self.floats(spec.bonus)?;
                 self.push(Wkv { r, k, v, decay, out, spec, bonus });
             }
-            Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec } => {
-                let [r, k, v, decay, forget, rate] =
-                    [r, k, v, decay, forget, rate].map(|id| self.arena_range(id));
+            Recurrence::Wkv7 { r, k, v, decay, removal_key, iclr, spec } => {
+                let [r, k, v, decay, removal_key, iclr] =
+                    [r, k, v, decay, removal_key, iclr].map(|id| self.arena_range(id));
                 let bonus = self.floats(Some(spec.bonus))?;
-                self.push(Wkv7 { r, k, v, decay, forget, rate, out, spec, bonus });
+                self.push(Wkv7 { r, k, v, decay, removal_key, iclr, out, spec, bonus });
             }
             Recurrence::Retention { q, k, v, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.arena_range(id));
@@ -426,7 +426,7 @@ impl Compiler<'_> {
         Ok(count)
     }
 
-    fn linear_of_heads(
+    fn per_head_linear(
         &mut self,
         nodes: &[Node],
         w: WeightId,
@@ -436,7 +436,7 @@ impl Compiler<'_> {
         let (x, out) = (self.arena_range(x), self.arena_range(nodes[0].out));
         let mut matrix = self.experts(w, None)?;
         if self.weights[w.index()].shape.len() < 3 {
-            matrix.each = 0;
+            matrix.rows_per_expert = 0;
         }
         if let Some(into) = self.observations {
             self.push(ObserveHeads {
@@ -450,7 +450,7 @@ impl Compiler<'_> {
         let now = self.plan.graph.nodes().len() - nodes.len();
         let values = self.plan.capacity.rows(x.rows) * heads * matrix.k;
         let q8 = (matrix.kernel.acts == ActKind::Q8).then(|| take(&mut self.q8, values, now, now));
-        self.push(LinearOfHeads { matrix, heads, x, out, q8 });
+        self.push(PerHeadLinear { matrix, heads, x, out, q8 });
         Ok(())
     }
 

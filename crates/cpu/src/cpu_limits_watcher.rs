@@ -134,10 +134,10 @@ mod tests {
         let (root, system) = machine(2, 4, false);
         let mut now = Instant::now();
         let mut watcher = CpuLimitsWatcher::new(system, ThreadCount::Exactly(4), now);
-        assert_eq!((watcher.layout().threads(), watcher.layout().crowded), (4, false));
+        assert_eq!((watcher.layout().threads(), watcher.layout().oversubscribed), (4, false));
         set_quota(&root, "200000 100000");
         assert_eq!(threads(&mut watcher, &mut now), Some(4));
-        assert!(watcher.layout().crowded, "waiting threads no longer spin");
+        assert!(watcher.layout().oversubscribed, "waiting threads no longer spin");
         watcher.system.affinity = Some(vec![0, 1, 2, 3]);
         assert_eq!(threads(&mut watcher, &mut now), Some(4));
         assert_eq!(watcher.layout().groups.len(), 1);

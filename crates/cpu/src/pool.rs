@@ -80,7 +80,7 @@ impl Pool {
         let threads = layout.threads();
         let shared = Arc::new(PoolState {
             threads,
-            spins: if layout.crowded { 0 } else { spins() },
+            spins: if layout.oversubscribed { 0 } else { spins() },
             epoch: EventCount::new(),
             job: Mutex::new(None),
             barrier: Barrier::new(),
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn oversubscribed_threads_pass_barriers() {
         let mut layout = Layout::of(&[3]);
-        layout.crowded = true;
+        layout.oversubscribed = true;
         let mut pool = Pool::new(&layout).unwrap();
         let met = AtomicUsize::new(0);
         pool.run(&|w| {
@@ -325,7 +325,7 @@ mod tests {
         let before = affinity::get().unwrap();
         let (first, last) = (before[0], before[before.len() - 1]);
         let group = |threads, cpu| Group { threads, cpus: vec![cpu] };
-        let layout = Layout { groups: vec![group(2, first), group(1, last)], crowded: true };
+        let layout = Layout { groups: vec![group(2, first), group(1, last)], oversubscribed: true };
         let mut pool = Pool::new(&layout).unwrap();
         let seen: Vec<Mutex<Vec<usize>>> = (0..3).map(|_| Mutex::default()).collect();
         pool.run(&|w| *seen[w.index()].lock().unwrap() = affinity::get().unwrap());

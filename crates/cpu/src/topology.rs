@@ -174,7 +174,7 @@ impl Topology {
             groups[0].cpus.clear();
         }
         let paid = self.quota.is_none_or(|milli| threads as u64 * 1000 <= milli);
-        Layout { groups, crowded: threads > self.cpus() || !paid }
+        Layout { groups, oversubscribed: threads > self.cpus() || !paid }
     }
 }
 
@@ -185,7 +185,7 @@ pub struct Layout {
     pub groups: Vec<Group>,
     /// Whether there are more threads than processors or quota, so that a spinning thread keeps
     /// another from working.
-    pub crowded: bool,
+    pub oversubscribed: bool,
 }
 
 /// Threads of one NUMA node.
@@ -202,7 +202,7 @@ impl Layout {
     #[cfg(test)]
     pub fn of(threads: &[usize]) -> Self {
         let groups = threads.iter().map(|&threads| Group { threads, cpus: Vec::new() }).collect();
-        Self { groups, crowded: false }
+        Self { groups, oversubscribed: false }
     }
 
     /// Keeps `threads` of the threads, at least one, in proportion to the groups.
@@ -217,7 +217,7 @@ impl Layout {
             }
             placed = end;
         }
-        Self { groups, crowded: self.crowded }
+        Self { groups, oversubscribed: self.oversubscribed }
     }
 
     /// Number of threads of all groups.
@@ -332,7 +332,7 @@ mod tests {
         let layout = topology.layout(None);
         assert_eq!(sizes(&layout), [8, 8]);
         assert_eq!(layout.groups[1].cpus, (8..16).chain(24..32).collect::<Vec<_>>());
-        assert!(!layout.crowded);
+        assert!(!layout.oversubscribed);
     }
 
     #[test]
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn a_quota_is_rounded_down_to_whole_threads_and_is_at_least_one() {
         let (root, system) = machine(1, 8, true);
-        for (quota, threads, crowded) in [
+        for (quota, threads, oversubscribed) in [
             ("max 100000", 8, false),
             ("1600000 100000", 8, false),
             ("399999 100000", 3, false),
@@ -368,11 +368,15 @@ mod tests {
         ] {
             set_quota(&root, quota);
             let layout = topology(&system).layout(None);
-            assert_eq!((layout.threads(), layout.crowded), (threads, crowded), "{quota}");
+            assert_eq!(
+                (layout.threads(), layout.oversubscribed),
+                (threads, oversubscribed),
+                "{quota}"
+            );
         }
         set_quota(&root, "400000 100000");
         let asked = topology(&system).layout(Some(6));
-        assert_eq!((asked.threads(), asked.crowded), (6, true));
+        assert_eq!((asked.threads(), asked.oversubscribed), (6, true));
     }
 
     #[test]
@@ -391,8 +395,8 @@ mod tests {
         }
         system.affinity = Some(vec![0, 1, 2, 3, 4]);
         assert_eq!(sizes(&topology(&system).layout(Some(10))), [8, 2]);
-        let most = topology(&system).layout(Some(usize::MAX));
-        assert_eq!((most.threads(), most.crowded), (MAX_THREADS, true));
+        let max = topology(&system).layout(Some(usize::MAX));
+        assert_eq!((max.threads(), max.oversubscribed), (MAX_THREADS, true));
     }
 
     #[test]

@@ -117,8 +117,8 @@ fn each_head_has_its_own_matrix_and_the_remaining_columns_stay() {
 fn heads() -> Graph {
     let mut g = Graph::new();
     let x = g.embed("x", WeightId(0), GROUP * (IN + REST), Index::Token);
-    let l = HeadLinear { w: WeightId(1), input: IN, out: OUT, heads: GROUP };
-    let out = g.linear_of_heads("out", &l, x);
+    let l = PerHeadLinear { w: WeightId(1), input: IN, out: OUT, heads: GROUP };
+    let out = g.per_head_linear("out", &l, x);
     g.set_result(out);
     g
 }

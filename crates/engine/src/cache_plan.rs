@@ -53,7 +53,7 @@ fn window_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
     }
     // One more for a page that is copied in part or being filled.
     let each = windows.pages(1) + 1;
-    let least = windows.pages(options.num_batch.max(1)) + 1;
+    let min = windows.pages(options.num_batch.max(1)) + 1;
     let fit = |bytes: usize| bytes / (each * spec.window_page_bytes()).max(1);
     let sequences = match options.max_sequences.map(|n| n.max(1)) {
         Some(n) => {
@@ -67,7 +67,7 @@ fn window_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
         }
     };
     let chunk = options.num_batch.div_ceil(PAGE_TOKENS);
-    options.window_pages.unwrap_or(sequences * each + chunk).max(least).min(spec.pages)
+    options.window_pages.unwrap_or(sequences * each + chunk).max(min).min(spec.pages)
 }
 
 impl PagePool {
@@ -154,8 +154,8 @@ mod tests {
         let pages = |tokens: usize| tokens / PAGE_TOKENS + 1;
         // Gemma 3 4B and 27B.
         let (small, large) = ((34, 6, (4, 256)), (62, 6, (16, 128)));
-        let of = |(layers, nth, heads), tokens, most| {
-            millions(&gemma(layers, nth, heads, pages(tokens)), most)
+        let of = |(layers, nth, heads), tokens, max| {
+            millions(&gemma(layers, nth, heads, pages(tokens)), max)
         };
         assert_eq!(of(small, 1 << 15, Some(1)), [4572, 1166]);
         assert_eq!(of(small, 1 << 17, Some(1)), [18262, 3179]);

@@ -81,7 +81,7 @@ pub struct ModelInfo {
     /// How a diffusion model unmasks; `None` for autoregressive models.
     pub unmasking: Option<Unmasking>,
     /// Whether the model scores query–document pairs (reranking).
-    pub can_rank: bool,
+    pub can_rerank: bool,
     /// Pooling of hidden states to an embedding.
     pub pooling: Pooling,
     /// Number of parameters.
@@ -104,7 +104,7 @@ impl ModelInfo {
             start: shape.start_token,
             can_generate: shape.has_logits,
             unmasking: shape.unmasking,
-            can_rank: model.pooling() == Pooling::Rank && shape.score_labels > 0,
+            can_rerank: model.pooling() == Pooling::Rank && shape.score_labels > 0,
             pooling: model.pooling(),
             parameters: view.gguf().parameter_count(),
         }

@@ -116,7 +116,7 @@ fn spelling(tokenizer: &Tokenizer, id: u32) -> GrammarToken<'_> {
 
 /// Limits for the next token of an answer.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct AnswerLimits {
+pub struct NextTokenLimits {
     /// Number of tokens that the answer can still have, including the next; `None` without a limit.
     pub remaining: Option<usize>,
     /// Whether the answer repeats itself and must end.
@@ -130,7 +130,7 @@ pub struct ConstrainedSampler {
     shortest: Option<usize>,
     masks: Arc<MaskThreads>,
     /// Whether the answer has begun.
-    open: bool,
+    answer_begun: bool,
     /// Whether a mask took longer than [`SLOW_MASK`].
     slow: bool,
     /// Buffer for logits that sampling before the answer may change.
@@ -174,7 +174,7 @@ impl ConstrainedSampler {
     pub fn new(mut grammar: Grammar, masks: Arc<MaskThreads>) -> Self {
         let shortest = grammar.shortest_end();
         let state = GrammarState::Ready(Box::new(grammar));
-        Self { state, shortest, masks, open: false, slow: false, scratch: Vec::new() }
+        Self { state, shortest, masks, answer_begun: false, slow: false, scratch: Vec::new() }
     }
 
     /// Number of tokens of the shortest answer including its end token, if known.
@@ -183,13 +183,13 @@ impl ConstrainedSampler {
     }
 
     /// Begins the answer.
-    pub fn open(&mut self) {
-        (self.open, self.scratch) = (true, Vec::new());
+    pub fn begin_answer(&mut self) {
+        (self.answer_begun, self.scratch) = (true, Vec::new());
     }
 
     /// Whether the answer has begun.
-    pub fn is_open(&self) -> bool {
-        self.open
+    pub fn answer_has_begun(&self) -> bool {
+        self.answer_begun
     }
 
     /// Waits until `end` at most for the token mask, and returns whether it is ready.
@@ -214,19 +214,19 @@ impl ConstrainedSampler {
     /// # Errors
     ///
     /// No token can be sampled.
-    pub fn draw(
+    pub fn sample(
         &mut self,
         logits: &mut [f32],
         sampler: &mut Sampler,
-        limits: AnswerLimits,
+        limits: NextTokenLimits,
         stage: impl Fn(u32) -> AnswerStage,
     ) -> Result<u32, SamplingError> {
-        if !self.open
-            && let Some(token) = draw_before(logits, &mut self.scratch, sampler, stage)?
+        if !self.answer_begun
+            && let Some(token) = sample_before_answer(logits, &mut self.scratch, sampler, stage)?
         {
             return Ok(token);
         }
-        self.draw_answer(logits, sampler, limits)
+        self.sample_answer(logits, sampler, limits)
     }
 
     /// Samples a token of the answer. If too few tokens would remain behind it to complete the
@@ -236,13 +236,13 @@ impl ConstrainedSampler {
     /// # Errors
     ///
     /// No token can be sampled.
-    pub fn draw_answer(
+    pub fn sample_answer(
         &mut self,
         logits: &mut [f32],
         sampler: &mut Sampler,
-        limits: AnswerLimits,
+        limits: NextTokenLimits,
     ) -> Result<u32, SamplingError> {
-        self.open();
+        self.begin_answer();
         if !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
             return Err(NOT_A_NUMBER.into());
         }
@@ -254,21 +254,21 @@ impl ConstrainedSampler {
         }
         grammar.mask(logits)?;
         // Logit biases apply after the mask.
-        let drawn = sampler.try_sample(logits);
+        let sampled = sampler.try_sample(logits);
         let Some(remaining) = limits.remaining else {
-            return Ok(drawn.ok_or(GrammarError::NoToken)?);
+            return Ok(sampled.ok_or(GrammarError::NoToken)?);
         };
-        let must_end = match drawn {
+        let must_end = match sampled {
             Some(token) => !grammar.can_end_within(token, remaining),
             None => grammar.shortest_end().is_some_and(|shortest| shortest >= remaining),
         };
         let ending = if must_end { grammar.next_end_token() } else { None };
-        Ok(ending.or(drawn).ok_or(GrammarError::NoToken)?)
+        Ok(ending.or(sampled).ok_or(GrammarError::NoToken)?)
     }
 
     /// Accepts a sampled token, and starts to compute the next mask.
     pub fn accept(&mut self, token: u32) {
-        if !self.open {
+        if !self.answer_begun {
             return;
         }
         self.state = match std::mem::replace(&mut self.state, GrammarState::Lost) {
@@ -293,7 +293,7 @@ impl ConstrainedSampler {
 }
 
 /// Samples a token before the answer; `None` if the token would begin the answer.
-fn draw_before(
+fn sample_before_answer(
     logits: &mut [f32],
     scratch: &mut Vec<f32>,
     sampler: &mut Sampler,
@@ -301,10 +301,10 @@ fn draw_before(
 ) -> Result<Option<u32>, SamplingError> {
     let mut passed = Vec::new();
     while passed.len() < MAX_MIXED_TOKENS {
-        let mut drawer = sampler.clone();
+        let mut trial = sampler.clone();
         scratch.clear();
         scratch.extend_from_slice(logits);
-        let Some(token) = drawer.try_sample(scratch) else {
+        let Some(token) = trial.try_sample(scratch) else {
             if passed.is_empty() {
                 return Err(NOT_A_NUMBER.into());
             }
@@ -312,7 +312,7 @@ fn draw_before(
         };
         match stage(token) {
             AnswerStage::BeforeAnswer | AnswerStage::Complete => {
-                *sampler = drawer;
+                *sampler = trial;
                 return Ok(Some(token));
             }
             AnswerStage::Answer => return Ok(None),
@@ -328,7 +328,9 @@ fn draw_before(
 
 impl fmt::Debug for ConstrainedSampler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConstrainedSampler").field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("ConstrainedSampler")
+            .field("answer_begun", &self.answer_begun)
+            .finish_non_exhaustive()
     }
 }
 
@@ -357,7 +359,7 @@ mod tests {
             assert!(constrained.is_mask_ready(soon()) && constrained.slow == slow);
         }
         // A slow grammar delays only the thread of slow grammars.
-        constrained.open = true;
+        constrained.answer_begun = true;
         constrained.accept(0);
         assert!(
             lock(&constrained.masks.slow).is_some() && lock(&constrained.masks.quick).is_none()

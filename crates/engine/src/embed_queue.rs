@@ -266,7 +266,7 @@ fn embed_texts(
     let result = executor.backend.result();
     if pooling == Pooling::Rank {
         let labels = result.chunks_exact(cols);
-        return Ok(labels.map(|labels| executor.scores(labels.to_vec())).collect());
+        return Ok(labels.map(|labels| executor.rerank_scores(labels.to_vec())).collect());
     }
     let pooled = |s: &Segment| {
         let mut pool = Pooler::new(pooling);
@@ -322,7 +322,7 @@ fn embed_chunk(
     }
     scheduler.release_temporary_pages(text.pages);
     let vector = text.pool.vector();
-    Ok(Some(if pooling == Pooling::Rank { executor.scores(vector) } else { vector }))
+    Ok(Some(if pooling == Pooling::Rank { executor.rerank_scores(vector) } else { vector }))
 }
 
 /// Pools the hidden states of a text in chunks. Decoders without a pooling type use the last state.

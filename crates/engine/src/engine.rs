@@ -105,7 +105,7 @@ impl Engine {
         if let Some(draft) = &companion {
             check_companion_vocabulary(draft, &model_name(&view), &tokenizer)?;
         }
-        let executor = ModelExecutor::accompanied(&view, backend, options, companion.as_ref())?;
+        let executor = ModelExecutor::with_companion(&view, backend, options, companion.as_ref())?;
         // Both models have the same context size.
         let draft_options = EngineOptions { num_ctx: Some(executor.info.n_ctx), ..options.clone() };
         if draft.is_some() || companion.is_some() {
@@ -137,7 +137,7 @@ impl Engine {
                 num_batch: options.num_batch,
                 max_sequences: options.max_sequences,
                 output_rows: executor.output_rows(),
-                scored_rows: executor.scored_rows(MAX_SCORED_LOGITS),
+                prompt_logits_rows: executor.prompt_logits_rows(MAX_SCORED_LOGITS),
                 max_bit_exact_rows: executor.backend.max_bit_exact_rows(),
             },
         );
@@ -316,13 +316,13 @@ impl Engine {
     /// # Errors
     ///
     /// As [`Engine::embed`]; and [`EngineError::CannotRank`].
-    pub fn rank(
+    pub fn rerank(
         &self,
         client: u64,
         pairs: Vec<Vec<u32>>,
         done: RerankCallback,
     ) -> Result<RequestId, EngineError> {
-        if !self.inner.info.can_rank {
+        if !self.inner.info.can_rerank {
             return Err(EngineError::CannotRank);
         }
         let first = |labels: Vec<f32>| labels.first().copied().ok_or(EngineError::CannotRank);

@@ -59,22 +59,22 @@ pub enum EngineError {
         architecture: &'static str,
     },
     /// The number of denoising steps is out of range.
-    #[error("diffusion_steps is {steps}: it must be between 1 and {most}")]
+    #[error("diffusion_steps is {steps}: it must be between 1 and {max}")]
     DiffusionSteps {
         /// Requested number.
         steps: usize,
         /// Largest allowed number of steps.
-        most: usize,
+        max: usize,
     },
     /// The block length is out of range.
     #[error(
-        "diffusion_block_length is {length}, but this model allows at most {most}: use a smaller one, or 0 for the whole answer"
+        "diffusion_block_length is {length}, but this model allows at most {max}: use a smaller one, or 0 for the whole answer"
     )]
     DiffusionBlock {
         /// Requested length.
         length: usize,
         /// Largest allowed length in tokens.
-        most: usize,
+        max: usize,
     },
     /// The draft model is a diffusion model.
     #[error(

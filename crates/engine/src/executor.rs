@@ -15,7 +15,7 @@ use crate::kv::CacheCopy;
 
 /// Number of logits that each step has room for if the number of sequences is open: 16 MiB.
 const OPEN_LOGITS: usize = 1 << 22;
-/// Least number of output rows of a step if the number of sequences is open.
+/// Minimum number of output rows of a step if the number of sequences is open.
 const MIN_OUTPUT_ROWS: usize = 32;
 
 /// A loaded model with its compiled programs.
@@ -57,17 +57,17 @@ impl ModelExecutor {
         backend: Box<dyn Backend>,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        Self::accompanied(view, backend, options, None)
+        Self::with_companion(view, backend, options, None)
     }
 
     /// Like [`ModelExecutor::new`], with a companion draft model.
-    pub fn accompanied(
+    pub fn with_companion(
         view: &View,
         backend: Box<dyn Backend>,
         options: &EngineOptions,
         companion: Option<&View>,
     ) -> Result<Self, EngineError> {
-        let mut executor = Self::bare(view, backend, options, companion)?;
+        let mut executor = Self::load_weights(view, backend, options, companion)?;
         let spec = cache_spec(&executor.model, options);
         if spec.pages > 0 {
             executor.backend.create_cache(spec)?;
@@ -80,8 +80,8 @@ impl ModelExecutor {
         Ok(executor)
     }
 
-    /// Like [`ModelExecutor::accompanied`], without caches and compiled steps.
-    pub fn bare(
+    /// Like [`ModelExecutor::with_companion`], without caches and compiled steps.
+    pub fn load_weights(
         view: &View,
         mut backend: Box<dyn Backend>,
         options: &EngineOptions,
@@ -154,11 +154,12 @@ impl ModelExecutor {
         }
         // The largest output.
         let mut results = 0;
-        let room = self.output_rows;
         let mut with = |size: &dyn Fn(usize) -> usize| -> Result<u64, EngineError> {
-            for &(want, tokens, rows) in &kinds {
-                if let Some(made) = self.program(want, Capacity::class(size(tokens), room))? {
-                    results = results.max(made.output_bytes(tokens, rows));
+            for &(kind, tokens, rows) in &kinds {
+                if let Some(compiled) =
+                    self.program(kind, Capacity::class(size(tokens), self.output_rows))?
+                {
+                    results = results.max(compiled.output_bytes(tokens, rows));
                 }
             }
             Ok(self.backend.scratch_bytes() as u64)
@@ -188,12 +189,12 @@ impl ModelExecutor {
 
     /// Largest number of logits rows that can be read from a step: the output rows, or as many as
     /// `logits` values allow.
-    pub fn scored_rows(&self, logits: usize) -> usize {
+    pub fn prompt_logits_rows(&self, logits: usize) -> usize {
         self.output_rows.max(logits / self.info.n_vocab.max(1))
     }
 
     /// Scores by the labels of a classifier.
-    pub fn scores(&self, mut labels: Vec<f32>) -> Vec<f32> {
+    pub fn rerank_scores(&self, mut labels: Vec<f32>) -> Vec<f32> {
         if self.model.shape().score_is_softmax {
             let highest = labels.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             labels.iter_mut().for_each(|x| *x = (*x - highest).exp());
@@ -220,8 +221,8 @@ impl ModelExecutor {
 
     /// Runs a step, and returns the number of columns of its result; `None` if the model does not
     /// compute this kind.
-    pub fn run(&mut self, want: StepKind, input: &StepInput) -> Result<Option<usize>, EngineError> {
-        let Some((program, cols)) = self.prepare(want, input)? else { return Ok(None) };
+    pub fn run(&mut self, kind: StepKind, input: &StepInput) -> Result<Option<usize>, EngineError> {
+        let Some((program, cols)) = self.prepare(kind, input)? else { return Ok(None) };
         self.backend.run(program, input);
         Ok(Some(cols))
     }
@@ -229,39 +230,39 @@ impl ModelExecutor {
     /// Compiles the program of a step if necessary. Callers that time steps do so before.
     pub fn prepare(
         &mut self,
-        want: StepKind,
+        kind: StepKind,
         input: &StepInput,
     ) -> Result<Option<(ProgramId, usize)>, EngineError> {
         // Hidden states are computed for all tokens, whichever are outputs.
-        let outputs = if matches!(want, StepKind::Hidden | StepKind::Encode) {
+        let outputs = if matches!(kind, StepKind::Hidden | StepKind::Encode) {
             1
         } else {
             input.outputs.len()
         };
-        let made =
-            self.program(want, Capacity::class(input.tokens.len(), outputs.max(self.output_rows)))?;
-        Ok(made.map(|made| (made.program, made.cols)))
+        let compiled =
+            self.program(kind, Capacity::class(input.tokens.len(), outputs.max(self.output_rows)))?;
+        Ok(compiled.map(|compiled| (compiled.program, compiled.cols)))
     }
 
     /// Program of a size class.
     fn program(
         &mut self,
-        want: StepKind,
+        kind: StepKind,
         capacity: Capacity,
     ) -> Result<Option<CompiledProgram>, EngineError> {
-        if let Some(&known) = self.programs.get(&(want, capacity)) {
+        if let Some(&known) = self.programs.get(&(kind, capacity)) {
             return Ok(Some(known));
         }
-        let Some(graph) = self.model.graph(want) else { return Ok(None) };
+        let Some(graph) = self.model.graph(kind) else { return Ok(None) };
         let cols = graph.result().map_or(0, |result| graph.value(result).cols);
         let extra_cols = [Rows::Tokens, Rows::Outputs].map(|rows| {
             let values = graph.extra_outputs().iter().map(|&value| graph.value(value));
             values.filter(|value| value.rows == rows).map(|value| value.cols).sum()
         });
         let program = self.backend.compile(Plan::new(graph, capacity))?;
-        let made = CompiledProgram { program, cols, extra_cols };
-        self.programs.insert((want, capacity), made);
-        Ok(Some(made))
+        let compiled = CompiledProgram { program, cols, extra_cols };
+        self.programs.insert((kind, capacity), compiled);
+        Ok(Some(compiled))
     }
 }
 

@@ -10,8 +10,8 @@ impl FairShares {
     /// Adds a client, unless it is known. It starts with the smallest share of `others`, so that it
     /// does not block them until it has caught up.
     pub fn add(&mut self, client: u64, others: impl Iterator<Item = u64>) {
-        let least = others.filter_map(|other| self.0.get(&other)).min().copied();
-        self.0.entry(client).or_insert(least.unwrap_or(0));
+        let min = others.filter_map(|other| self.0.get(&other)).min().copied();
+        self.0.entry(client).or_insert(min.unwrap_or(0));
     }
 
     /// Forgets the clients that have left.

@@ -10,7 +10,7 @@ use puna_sampler::{Sampler, Vocab, log_probs};
 use puna_tokenizer::Tokenizer;
 
 use crate::config::ModelInfo;
-use crate::constraint::{AnswerLimits, ConstrainedSampler, SamplingError};
+use crate::constraint::{ConstrainedSampler, NextTokenLimits, SamplingError};
 use crate::error::NOT_A_NUMBER;
 use crate::kv::PAGE_TOKENS;
 use crate::output::{Emit, OutputStream};
@@ -132,7 +132,12 @@ impl Generation {
 
     /// Sends the log-probabilities of the prompt tokens that follow `rows` of logits (`cols`
     /// columns). Returns `false` if the client has disconnected.
-    pub fn score(&mut self, state: &mut SequenceState, rows: &[f32], cols: usize) -> bool {
+    pub fn send_prompt_logprobs(
+        &mut self,
+        state: &mut SequenceState,
+        rows: &[f32],
+        cols: usize,
+    ) -> bool {
         let requested = self.request.prompt_logprobs;
         let Some(top) = requested.filter(|_| state.has_prompt_logprobs_left()) else {
             return true;
@@ -170,11 +175,11 @@ impl Generation {
     pub fn max_draft_tokens(&self, state: &SequenceState) -> usize {
         let max_tokens = self.request.max_tokens;
         let left = max_tokens.map_or(usize::MAX, |max| max.saturating_sub(state.generated));
-        let most = self.speculation.settings.max_tokens.unwrap_or(usize::MAX);
+        let max = self.speculation.settings.max_tokens.unwrap_or(usize::MAX);
         let sink = self.output.sink.piece_capacity().saturating_sub(1);
         let page = PAGE_TOKENS - 1 - state.computed % PAGE_TOKENS;
         let context = state.context.saturating_sub(state.tokens.len());
-        most.min(sink).min(page).min(left.saturating_sub(1)).min(context)
+        max.min(sink).min(page).min(left.saturating_sub(1)).min(context)
     }
 
     /// Samples from the rows of a step (`cols` logits each) in order, as long as each sample equals
@@ -238,8 +243,8 @@ impl Generation {
             return (false, true);
         }
         let logits = self.deferred_logits.take();
-        let open = logits.map(|mut logits| self.advance(state, &mut logits, tokenizer));
-        (true, open.unwrap_or(true))
+        let is_running = logits.map(|mut logits| self.advance(state, &mut logits, tokenizer));
+        (true, is_running.unwrap_or(true))
     }
 
     /// Samples the next token from `logits` and emits it. Returns `false` if the sequence has
@@ -256,11 +261,11 @@ impl Generation {
             return false;
         }
         let raw = self.request.logprobs.map(|_| logits.to_vec());
-        let drawn = match self.next_forced() {
+        let sampled = match self.next_forced() {
             Some(token) => Ok(token),
             None => self.sample(state, logits, tokenizer),
         };
-        let token = match drawn {
+        let token = match sampled {
             Ok(token) => token,
             Err(SamplingError::Grammar(reason)) => {
                 self.output.sink.send(Event::Refused(reason));
@@ -279,7 +284,7 @@ impl Generation {
         state.generated += 1;
         state.tokens.push(token);
         if let Some(constrained) = self.constrained.as_mut().filter(|_| !tokenizer.is_eog(token)) {
-            if constrained.is_open() {
+            if constrained.answer_has_begun() {
                 self.repetition.push(token);
             }
             constrained.accept(token);
@@ -293,7 +298,10 @@ impl Generation {
             }
             // Repeated reasoning before a constrained answer ends, and the answer begins.
             Emit::Satisfied
-                if self.constrained.as_ref().is_some_and(|constrained| !constrained.is_open()) =>
+                if self
+                    .constrained
+                    .as_ref()
+                    .is_some_and(|constrained| !constrained.answer_has_begun()) =>
             {
                 self.is_repeating = true;
             }
@@ -328,10 +336,10 @@ impl Generation {
         let Some(mut constrained) = self.constrained.take() else {
             return self.sampler.try_sample(logits).ok_or_else(|| NOT_A_NUMBER.into());
         };
-        let drawn =
+        let sampled =
             self.sample_constrained(&mut constrained, self.answer_limits(state), logits, tokenizer);
         self.constrained = Some(constrained);
-        drawn
+        sampled
     }
 
     /// Samples within the grammar. If the model would end the text within its reasoning, the engine
@@ -339,7 +347,7 @@ impl Generation {
     fn sample_constrained(
         &mut self,
         constrained: &mut ConstrainedSampler,
-        limits: AnswerLimits,
+        limits: NextTokenLimits,
         logits: &mut [f32],
         tokenizer: &Tokenizer,
     ) -> Result<u32, SamplingError> {
@@ -359,13 +367,13 @@ impl Generation {
             ends_in_reasoning.set(true);
             AnswerStage::Mixed
         };
-        let was_open = constrained.is_open();
-        let drawn = constrained.draw(logits, &mut self.sampler, limits, stage);
-        if constrained.is_open() && !was_open {
+        let had_begun = constrained.answer_has_begun();
+        let sampled = constrained.sample(logits, &mut self.sampler, limits, stage);
+        if constrained.answer_has_begun() && !had_begun {
             self.output.sink.begin_answer();
-            return drawn;
+            return sampled;
         }
-        let is_stuck = matches!(drawn, Err(SamplingError::ReasoningStuck));
+        let is_stuck = matches!(sampled, Err(SamplingError::ReasoningStuck));
         if (is_stuck || ends_in_reasoning.get())
             && !self.reasoning_ended
             && self.output.decoder.held().is_empty()
@@ -377,24 +385,24 @@ impl Generation {
             }
         }
         if !is_stuck {
-            return drawn;
+            return sampled;
         }
         tracing::warn!(
             request = self.id.0,
             "reasoning repeats without end; starting the constrained answer"
         );
         self.output.sink.begin_answer();
-        constrained.draw_answer(logits, &mut self.sampler, limits)
+        constrained.sample_answer(logits, &mut self.sampler, limits)
     }
 
     /// Limits for the next token of the answer.
-    fn answer_limits(&self, state: &SequenceState) -> AnswerLimits {
+    fn answer_limits(&self, state: &SequenceState) -> NextTokenLimits {
         let by_limit = self.request.max_tokens.map(|max| max.saturating_sub(state.generated));
         // The last token of a context is not computed.
         let by_context =
             (!self.request.shift).then(|| (state.context + 1).saturating_sub(state.tokens.len()));
         let remaining = by_limit.into_iter().chain(by_context).min();
-        AnswerLimits { remaining, is_repeating: self.repetition.is_found() }
+        NextTokenLimits { remaining, is_repeating: self.repetition.is_found() }
     }
 
     /// Begins an answer that must be complete while enough tokens remain for it. Returns the first
@@ -402,9 +410,9 @@ impl Generation {
     fn begin_answer_in_time(
         &mut self,
         constrained: &mut ConstrainedSampler,
-        limits: AnswerLimits,
+        limits: NextTokenLimits,
     ) -> Option<u32> {
-        if constrained.is_open() {
+        if constrained.answer_has_begun() {
             return None;
         }
         if self.is_repeating {
@@ -432,7 +440,7 @@ impl Generation {
         }
         if remaining <= shortest {
             sink.begin_answer();
-            constrained.open();
+            constrained.begin_answer();
         }
         None
     }
@@ -455,7 +463,7 @@ impl Generation {
             }
         }
         sink.begin_answer();
-        constrained.open();
+        constrained.begin_answer();
         None
     }
 

@@ -64,7 +64,7 @@ pub fn plan_memory(
     backend: Box<dyn Backend>,
     options: &EngineOptions,
 ) -> Result<MemoryReport, EngineError> {
-    ModelExecutor::bare(view, backend, options, None)?.memory(options)
+    ModelExecutor::load_weights(view, backend, options, None)?.memory(options)
 }
 
 /// Like [`plan_memory`], with a draft model. A separate draft model has a KV cache for as many and
@@ -76,7 +76,7 @@ pub fn plan_memory_with_draft(
     draft: DraftModel,
 ) -> Result<MemoryReport, EngineError> {
     let companion = draft.is_companion().then_some(&draft.view);
-    let mut executor = ModelExecutor::bare(view, backend, options, companion)?;
+    let mut executor = ModelExecutor::load_weights(view, backend, options, companion)?;
     diffusion::check_draft_support(&executor.info)?;
     let alone = executor.memory(options)?;
     if companion.is_some() {

@@ -32,12 +32,12 @@ impl Repetition {
             (1..).zip(self.runs.iter_mut().zip(self.recent.iter().rev()))
         {
             *run = if *earlier == token { *run + 1 } else { 0 };
-            let least = if period == 1 {
+            let min = if period == 1 {
                 MIN_REPEATS
             } else {
                 MIN_REPEATED_TOKENS.max(period * MIN_REPEATS)
             };
-            self.found |= *run >= least;
+            self.found |= *run >= min;
         }
         if self.recent.len() == MAX_PERIOD {
             self.recent.pop_front();

@@ -120,8 +120,8 @@ impl Gguf {
         if let Some(id) = self.metadata().opt_u32("general.file_type")? {
             return Ok(Some(FileType::from_id(id)));
         }
-        let most = self.type_shares().into_iter().max_by_key(|share| share.tensors);
-        let row = most.and_then(|most| TABLE.iter().find(|row| row.2 == Some(most.ty)));
+        let max = self.type_shares().into_iter().max_by_key(|share| share.tensors);
+        let row = max.and_then(|max| TABLE.iter().find(|row| row.2 == Some(max.ty)));
         Ok(row.map(|row| FileType { id: row.0, guessed: true }))
     }
 

@@ -79,11 +79,11 @@ impl AttentionSpec {
 
     /// ALiBi slope of each query head; empty without `alibi`.
     pub fn slopes(&self) -> Vec<f32> {
-        let Some(most) = self.alibi else { return Vec::new() };
+        let Some(max) = self.alibi else { return Vec::new() };
         let whole = 1 << self.heads.max(1).ilog2();
         let slope = |head: usize| match head.checked_sub(whole) {
-            None => -most * (head + 1) as f32 / whole as f32,
-            Some(more) => -most / 2.0 * (2 * more + 1) as f32 / whole as f32,
+            None => -max * (head + 1) as f32 / whole as f32,
+            Some(more) => -max / 2.0 * (2 * more + 1) as f32 / whole as f32,
         };
         (0..self.heads).map(|head| slope(head).exp2()).collect()
     }

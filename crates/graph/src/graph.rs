@@ -80,7 +80,7 @@ pub struct Linear {
 
 /// A matrix for each head.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeadLinear {
+pub struct PerHeadLinear {
     /// `[input, out, heads]`.
     pub w: WeightId,
     /// Columns of a head that are multiplied.
@@ -264,18 +264,23 @@ impl Graph {
 
     /// For each head its first columns times the head's own matrix, and behind that the rest of the
     /// head as it is.
-    pub fn linear_of_heads(&mut self, name: &'static str, l: &HeadLinear, x: ValueId) -> ValueId {
+    pub fn per_head_linear(
+        &mut self,
+        name: &'static str,
+        l: &PerHeadLinear,
+        x: ValueId,
+    ) -> ValueId {
         let mut y = self.product_of_heads(name, l, x);
         let (dim, out) = (self.value(x).cols / l.heads, self.value(y).cols / l.heads);
         for LowRank { down, up, rank, scale, adapter, .. } in self.lora_updates_of(l.w) {
             let multiplied =
                 if dim > l.input { self.strided_columns("lora_in", x, 0, l.input, dim) } else { x };
-            let thin = HeadLinear { w: down, out: rank, ..*l };
+            let thin = PerHeadLinear { w: down, out: rank, ..*l };
             let thin = self.product_of_heads("lora_down", &thin, multiplied);
             let thin = self.scale_adapter(thin, adapter);
             let wide = self.product_of_heads(
                 "lora_up",
-                &HeadLinear { w: up, input: rank, out, ..*l },
+                &PerHeadLinear { w: up, input: rank, out, ..*l },
                 thin,
             );
             let wide = self.scale("lora_up", wide, scale);
@@ -284,11 +289,11 @@ impl Graph {
         y
     }
 
-    fn product_of_heads(&mut self, name: &'static str, l: &HeadLinear, x: ValueId) -> ValueId {
+    fn product_of_heads(&mut self, name: &'static str, l: &PerHeadLinear, x: ValueId) -> ValueId {
         let Value { rows, cols, .. } = self.value(x);
         assert!(cols.is_multiple_of(l.heads) && cols / l.heads >= l.input);
         let out = cols - l.heads * l.input + l.heads * l.out;
-        self.push(name, Op::LinearOfHeads { w: l.w, x, heads: l.heads }, rows, out)
+        self.push(name, Op::PerHeadLinear { w: l.w, x, heads: l.heads }, rows, out)
     }
 
     fn lora_updates_of(&self, w: WeightId) -> Vec<LowRank> {
@@ -333,7 +338,7 @@ impl Graph {
         self.rope_from(name, x, (head_dim, 0), rope)
     }
 
-    /// The same from a feature of each head on.
+    /// Like [`Graph::rope`], for the features of each head from a given one on.
     pub fn rope_from(
         &mut self,
         name: &'static str,

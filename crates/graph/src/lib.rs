@@ -32,7 +32,7 @@ pub use backend::{
     ActivationStats, Backend, BackendError, Bytes, CacheSpec, Description, OpTime, ProgramId,
     Segment, SegmentWindowPages, StateSpec, StepInput, Weight,
 };
-pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
+pub use graph::{Graph, Linear, Node, Norm, PerHeadLinear, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
 pub use mask::Mask;
 pub use ops::{Activation, AttnTemperatureSpec, Gating, Glu, Groups, MoeSpec, Op};

@@ -92,8 +92,8 @@ mod tests {
         for mask in all {
             let seen: Vec<usize> = (0..40).map(|position| mask.first_seen(position)).collect();
             assert!(seen.is_sorted(), "{mask:?}: {seen:?}");
-            let most = (0..40).map(|position| position + 1 - seen[position]).max();
-            assert_eq!(most, Some(mask.reach().unwrap_or(40)), "{mask:?}");
+            let max = (0..40).map(|position| position + 1 - seen[position]).max();
+            assert_eq!(max, Some(mask.reach().unwrap_or(40)), "{mask:?}");
         }
         let seen = |mask: Mask| [0, 3, 4, 9].map(|position| mask.first_seen(position));
         assert_eq!(seen(Mask::Window(4)), [0, 0, 1, 6]);

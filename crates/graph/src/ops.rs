@@ -224,7 +224,7 @@ pub enum Op {
     },
     /// Per-head product: the first `in` columns of each head times the matrix of the head; other
     /// columns are passed through.
-    LinearOfHeads {
+    PerHeadLinear {
         /// `[in, out, heads]`, or `[in, out]` for all heads.
         w: WeightId,
         /// Input; each head has at least `in` columns.
@@ -502,7 +502,7 @@ pub enum Op {
     StreamSimilarityGate {
         /// Residual streams, in consecutive columns.
         a: ValueId,
-        /// The same number of streams.
+        /// Residual streams, as many as in `a`.
         b: ValueId,
         /// Number of streams.
         streams: usize,
@@ -522,7 +522,7 @@ impl Op {
         match self {
             Op::Embed { .. } | Op::EmbedRows { .. } => "embed",
             Op::InputRows => "input_rows",
-            Op::Linear { .. } | Op::LinearOfHeads { .. } => "linear",
+            Op::Linear { .. } | Op::PerHeadLinear { .. } => "linear",
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
             Op::Rope { .. } => "rope",

@@ -68,7 +68,7 @@ pub enum Recurrence {
         spec: WkvSpec,
     },
     /// RWKV 7 (Peng et al., 2025): a delta rule with separate removal keys. For each head, with the
-    /// decay `w = exp(-σ(decay) / √e)` and `κ = forget / |forget|`:
+    /// decay `w = exp(-σ(decay) / √e)` and `κ = removal_key / |removal_key|`:
     /// `S ← diag(w) S - (rate ⊙ κ) (Sᵀ κ)ᵀ + k vᵀ`. The result has the columns `Sᵀ r` of all heads,
     /// then the columns `(r · (u ⊙ k)) v` of all heads (bonus of the token itself).
     Wkv7 {
@@ -81,9 +81,9 @@ pub enum Recurrence {
         /// Input of the sigmoid of the decay.
         decay: ValueId,
         /// Removal keys, not normalised.
-        forget: ValueId,
+        removal_key: ValueId,
         /// In-context learning rate: part of the value at the removal key that is forgotten.
-        rate: ValueId,
+        iclr: ValueId,
         /// Specification.
         spec: Wkv7Spec,
     },
@@ -214,7 +214,7 @@ pub enum DecayKind {
     /// `least · σ(sign · a · x)`, so `g ≥ least`.
     Bounded {
         /// Lower bound, negative.
-        least: f32,
+        min: f32,
         /// 1, or -1 if the file stores `a` with the opposite sign.
         sign: f32,
     },
@@ -410,7 +410,9 @@ impl Recurrence {
             Self::Scan { x, dt, b, c, .. } => vec![x, dt, b, c],
             Self::Delta { q, k, v, decay, beta, .. } => vec![q, k, v, decay, beta],
             Self::Wkv { r, k, v, decay, .. } => vec![r, k, v, decay],
-            Self::Wkv7 { r, k, v, decay, forget, rate, .. } => vec![r, k, v, decay, forget, rate],
+            Self::Wkv7 { r, k, v, decay, removal_key, iclr, .. } => {
+                vec![r, k, v, decay, removal_key, iclr]
+            }
             Self::Retention { q, k, v, .. } => vec![q, k, v],
             Self::Pool { x, gate, .. } => [x].into_iter().chain(gate).collect(),
             Self::NgramRows { .. } => Vec::new(),
@@ -449,9 +451,9 @@ impl Recurrence {
                 assert_eq!([of(r), of(decay), of(k), of(v)], [cols, cols, shared, shared]);
                 cols
             }
-            Self::Wkv7 { r, k, v, decay, forget, rate, spec } => {
+            Self::Wkv7 { r, k, v, decay, removal_key, iclr, spec } => {
                 let cols = spec.heads * spec.dim;
-                assert!([r, k, v, decay, forget, rate].into_iter().all(|x| of(x) == cols));
+                assert!([r, k, v, decay, removal_key, iclr].into_iter().all(|x| of(x) == cols));
                 2 * cols
             }
             Self::Retention { q, k, v, spec } => {

@@ -275,7 +275,7 @@ pub struct LinearKernel {
 pub const STREAM_ROWS: usize = 8;
 
 impl LinearKernel {
-    /// The same kernel with one order of additions for any number of rows: it always streams.
+    /// This kernel with one order of additions for any number of rows: it always streams.
     pub fn deterministic(self) -> Self {
         Self { panel: self.stream, stream_rows: usize::MAX, bf16_parts: 0, tiles: None, ..self }
     }

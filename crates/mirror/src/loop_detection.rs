@@ -43,7 +43,7 @@ impl MirrorId {
             return Err(LoopProblem::Own.into());
         }
         if mirrors.len() >= MAX_MIRRORS {
-            return Err(LoopProblem::TooManyMirrors { most: MAX_MIRRORS }.into());
+            return Err(LoopProblem::TooManyMirrors { max: MAX_MIRRORS }.into());
         }
         mirrors.push(&self.0);
         let entries: Vec<_> = mirrors.iter().map(|name| format!("1.1 {name}")).collect();

@@ -59,7 +59,7 @@ pub struct Layer {
     /// Sparse attention within the positions that the mask allows.
     pub selection: SparseSelection,
     /// Projection of each head's result to its values (`W_UV` of latent attention).
-    pub values: Option<HeadLinear>,
+    pub values: Option<PerHeadLinear>,
     /// Projection of the attention input to the gate, and the gate's activation: one factor for
     /// each value, or for each head.
     pub gate: Option<(Linear, Activation)>,
@@ -338,7 +338,7 @@ impl Layer {
             }
             None => g.attention("kqv_out", i, [q, k, v], self.attention),
         };
-        let a = self.values.as_ref().map_or(a, |values| g.linear_of_heads("kqv_values", values, a));
+        let a = self.values.as_ref().map_or(a, |values| g.per_head_linear("kqv_values", values, a));
         let Some((gate, kind)) = gate else { return a };
         let gate = g.activate("attn_gate_act", kind, gate);
         g.mul("attn_gated", a, gate)
@@ -504,7 +504,7 @@ impl LayerLoader<'_, '_> {
         &mut self,
         qkv: Qkv,
         attention: AttentionSpec,
-        values: Option<HeadLinear>,
+        values: Option<PerHeadLinear>,
         ffn: FeedForward,
     ) -> Result<Layer, ModelError> {
         let width = attention.heads * values.map_or(attention.value_dim, |values| values.out);

@@ -284,7 +284,7 @@ pub struct LatentAttention {
     latent: Latent,
     spec: AttentionSpec,
     /// `W_UV` of each head, applied to the attention result.
-    values: HeadLinear,
+    values: PerHeadLinear,
     /// Projection of the input to a gate of each value, or of each head, by its sigmoid.
     gate: Option<Linear>,
     wo: Linear,
@@ -317,7 +317,7 @@ impl Mixer for LatentAttention {
         let qkv = self.latent.project(g, h);
         let gate = self.gate.as_ref().map(|gate| g.linear("attn_gate", gate, h));
         let a = g.attention("kqv_out", context.cache_layer, qkv, self.spec);
-        let values = g.linear_of_heads("kqv_values", &self.values, a);
+        let values = g.per_head_linear("kqv_values", &self.values, a);
         let Some(gate) = gate else { return values };
         let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
         g.mul("attn_gated", values, gate)

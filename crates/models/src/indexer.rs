@@ -36,10 +36,10 @@ impl IndexerSizes {
     /// Reads `attention.indexer.{head_count,key_length,top_k}`; `rope_dim` dimensions of a head
     /// have rotary embedding.
     pub fn read(keys: &Keys<'_>, rope_dim: usize) -> Result<Self, ModelError> {
-        let bounded = |part: &str, most: usize, reason| {
+        let bounded = |part: &str, max: usize, reason| {
             let key = format!("attention.indexer.{part}");
             let value = keys.count(&key)?;
-            if value <= most {
+            if value <= max {
                 return Ok(value);
             }
             Err(ModelError::KeyValue { key: keys.name(&key), value: value.to_string(), reason })

@@ -53,11 +53,11 @@ impl KdaConfig {
         const KEY: &str = "kda.gate_lower_bound";
         match keys.opt_f32(KEY)? {
             None => Ok(self),
-            Some(least) if least < 0.0 => {
-                Ok(Self { decay_kind: DecayKind::Bounded { least, sign }, ..self })
+            Some(min) if min < 0.0 => {
+                Ok(Self { decay_kind: DecayKind::Bounded { min, sign }, ..self })
             }
-            Some(least) => {
-                let (key, value) = (keys.name(KEY), least.to_string());
+            Some(min) => {
+                let (key, value) = (keys.name(KEY), min.to_string());
                 Err(ModelError::KeyValue { key, value, reason: "must be negative" })
             }
         }

@@ -126,7 +126,7 @@ pub struct Latent {
     /// Norm of the rotated key dimensions, if the file has it.
     key_norm: Option<AnyNorm>,
     /// `W_UK` of each head, absorbed into the query.
-    key_up: HeadLinear,
+    key_up: PerHeadLinear,
     /// Rotary embedding of the last dimensions, if any.
     rope: Option<RopeId>,
 }
@@ -145,7 +145,7 @@ impl Latent {
         block: &str,
         (n_embd, heads): (usize, usize),
         (sizes, norm, rope): (LatentSizes, NormKind, Option<RopeId>),
-    ) -> Result<(Self, HeadLinear), ModelError> {
+    ) -> Result<(Self, PerHeadLinear), ModelError> {
         let name = |part: &str| format!("{block}.attn_{part}");
         let queries = heads * sizes.key_dim();
         let query = match sizes.q_lora_rank {
@@ -185,7 +185,7 @@ impl Latent {
         let q = self.rope.map_or(q, |rope| {
             g.rope_from("q_pe", q, (qk_nope_dim + qk_rope_dim, qk_nope_dim), rope)
         });
-        let q = g.linear_of_heads("Qcur", &self.key_up, q);
+        let q = g.per_head_linear("Qcur", &self.key_up, q);
         let vector = g.slice(kv, 0, kv_lora_rank);
         let vector = self.norm.apply(g, "kv_cmpr", vector);
         if qk_rope_dim == 0 {
@@ -205,7 +205,7 @@ fn load_absorbed(
     block: &str,
     heads: usize,
     sizes: &LatentSizes,
-) -> Result<[HeadLinear; 2], ModelError> {
+) -> Result<[PerHeadLinear; 2], ModelError> {
     let LatentSizes { kv_lora_rank, qk_nope_dim, qk_rope_dim, v_head_dim, .. } = *sizes;
     let name = |part: &str| format!("{block}.attn_{part}.weight");
     let parts = [("k_b", Half::Keys), ("v_b", Half::Values)].map(|(part, half)| (name(part), half));
@@ -216,7 +216,7 @@ fn load_absorbed(
         let (shape, is_transposed) = ([input, out, heads], half == Half::Keys);
         let passthrough = if is_transposed { qk_rope_dim } else { 0 };
         if !is_old {
-            return Ok(HeadLinear {
+            return Ok(PerHeadLinear {
                 w: w.per_head(&name, &shape, passthrough)?,
                 input,
                 out,
@@ -240,7 +240,7 @@ fn load_absorbed(
             is_transposed,
             passthrough,
         });
-        Ok::<_, ModelError>(HeadLinear { w: weight, input, out, heads })
+        Ok::<_, ModelError>(PerHeadLinear { w: weight, input, out, heads })
     };
     let [keys, values] = parts;
     Ok([load(keys)?, load(values)?])

@@ -106,7 +106,7 @@ fn worst(name: &str, level: &str) -> f64 {
     worst
 }
 
-/// The same for logits plus the transition logits of the likeliest token before them.
+/// Largest error of a chain: logits plus the transition logits of the likeliest token before them.
 fn worst_of_chain(
     pair: &mut Pair,
     block: &Value,
@@ -131,7 +131,8 @@ fn worst_of_chain(
     worst
 }
 
-/// The same for the scores of the likeliest tokens behind each of the likeliest tokens before.
+/// Largest error of a lattice: scores of the likeliest tokens behind each of the likeliest tokens
+/// before.
 fn worst_of_lattice(
     pair: &mut Pair,
     lattice: &Value,

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use puna_api::native::Progress;
+use puna_api::ollama::Progress;
 use puna_api::{ClientError, Stream};
 use puna_registry::WAITING_PREFIX;
 

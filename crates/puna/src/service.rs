@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use puna_api::native::{ListResponse, VersionResponse};
+use puna_api::ollama::{ListResponse, VersionResponse};
 use puna_api::{Client, ClientError};
 use puna_server::config::{DEFAULT_PORT, Source};
 use puna_server::{Address, Config};

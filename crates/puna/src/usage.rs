@@ -69,16 +69,14 @@ pub fn message(error: &clap::Error, args: &[String]) -> Option<String> {
 
 /// Visible commands with names similar to `name`, the most similar first.
 fn similar(name: &str, table: &clap::Command) -> Vec<String> {
-    let most = if name.chars().count() < 4 { 1 } else { 2 };
+    let max = if name.chars().count() < 4 { 1 } else { 2 };
     let shown = table
         .get_subcommands()
         .filter(|command| !command.is_hide_set() && command.get_name() != "help")
         .map(clap::Command::get_name);
     let mut near: Vec<(usize, &str)> = shown
         .map(|known| (edit_distance(name, known), known))
-        .filter(|(distance, known)| {
-            *distance <= most || (name.len() > 1 && known.starts_with(name))
-        })
+        .filter(|(distance, known)| *distance <= max || (name.len() > 1 && known.starts_with(name)))
         .collect();
     near.sort_by_key(|(distance, _)| *distance);
     near.into_iter().map(|(_, known)| known.to_owned()).collect()
@@ -147,19 +145,19 @@ fn arity(root: &clap::Command, args: &[String]) -> String {
     let given = positional_count(definition, rest);
     // Arguments after `--` belong to another program.
     let positionals = definition.get_positionals().filter(|arg| !arg.is_last_set());
-    let (mut least, mut most) = (0, 0_usize);
+    let (mut min, mut max) = (0, 0_usize);
     for arg in positionals {
         let range = arg.get_num_args().unwrap_or_default();
-        least += if arg.is_required_set() { range.min_values() } else { 0 };
-        most = most.saturating_add(range.max_values());
+        min += if arg.is_required_set() { range.min_values() } else { 0 };
+        max = max.saturating_add(range.max_values());
     }
-    match (least, most) {
-        (least, usize::MAX) => {
-            format!("requires at least {least} arg(s), only received {given}")
+    match (min, max) {
+        (min, usize::MAX) => {
+            format!("requires at least {min} arg(s), only received {given}")
         }
-        (least, most) if least == most => format!("accepts {most} arg(s), received {given}"),
-        (0, most) => format!("accepts at most {most} arg(s), received {given}"),
-        (least, most) => format!("accepts between {least} and {most} arg(s), received {given}"),
+        (min, max) if min == max => format!("accepts {max} arg(s), received {given}"),
+        (0, max) => format!("accepts at most {max} arg(s), received {given}"),
+        (min, max) => format!("accepts between {min} and {max} arg(s), received {given}"),
     }
 }
 

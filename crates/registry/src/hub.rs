@@ -139,7 +139,7 @@ impl Session {
             let (link, bytes) = self.get_listing(next.clone()).await?;
             files.extend(self.parse_json::<TreePage>(&bytes)?.0);
             if files.len() > MAX_FILES {
-                return Err(listing_error(ListingProblem::TooManyFiles { most: MAX_FILES }));
+                return Err(listing_error(ListingProblem::TooManyFiles { max: MAX_FILES }));
             }
             let Some(link) = link else {
                 files.sort_by(|a, b| a.path.cmp(&b.path));

@@ -102,7 +102,7 @@ impl ChainStage {
             Self::Xtc(s) => s.apply(cands),
             Self::Temperature(s) => s.apply(cands),
             Self::Infill(s) => s.apply(cands),
-            Self::Dist(rng) => return draw::draw_by_logits(cands, rng),
+            Self::Dist(rng) => return draw::sample_by_logits(cands, rng),
             Self::Mirostat(s) => return s.apply(cands),
             Self::AdaptiveP(s) => return s.apply(cands),
             Self::Greedy => return cands.argmax(),

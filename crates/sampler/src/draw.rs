@@ -5,7 +5,7 @@ use crate::rng::Mt19937;
 
 /// Draws in proportion to `e^logit`, in candidate order, and sets the probabilities. Takes exactly
 /// one random number, even if only one candidate is left.
-pub(crate) fn draw_by_logits(cands: &mut Candidates, rng: &mut Mt19937) -> Option<usize> {
+pub(crate) fn sample_by_logits(cands: &mut Candidates, rng: &mut Mt19937) -> Option<usize> {
     let u = rng.next_f64();
     let max = cands.max();
     let list = cands.list_mut_keeping_order();
@@ -29,7 +29,7 @@ pub(crate) fn draw_by_logits(cands: &mut Candidates, rng: &mut Mt19937) -> Optio
 
 /// Draws in proportion to the probabilities, as C++ `std::discrete_distribution` does. A single
 /// candidate takes no random number.
-fn draw_by_probability(list: &[Candidate], rng: &mut Mt19937) -> Option<usize> {
+fn sample_by_probability(list: &[Candidate], rng: &mut Mt19937) -> Option<usize> {
     if list.len() < 2 {
         return list.len().checked_sub(1);
     }
@@ -81,7 +81,7 @@ impl Mirostat {
             }
         }
         cands.softmax();
-        let chosen = draw_by_probability(cands.list(), &mut self.rng)?;
+        let chosen = sample_by_probability(cands.list(), &mut self.rng)?;
         let surprise = -cands.list()[chosen].p.log2();
         self.mu -= self.eta * (surprise - self.tau);
         Some(chosen)
@@ -161,7 +161,7 @@ impl AdaptiveP {
     pub(crate) fn apply(&mut self, cands: &mut Candidates) -> Option<usize> {
         cands.softmax();
         if self.target < 0.0 {
-            return draw_by_probability(cands.list(), &mut self.rng);
+            return sample_by_probability(cands.list(), &mut self.rng);
         }
         self.original.clear();
         self.original.extend(cands.list().iter().map(|c| c.p));
@@ -172,7 +172,7 @@ impl AdaptiveP {
             c.logit = Self::PEAK - Self::SHARPNESS * d * d / (1.0 + d);
         }
         cands.softmax();
-        let chosen = draw_by_probability(cands.list(), &mut self.rng)?;
+        let chosen = sample_by_probability(cands.list(), &mut self.rng)?;
         self.pending = Some((cands.list()[chosen].id, self.original[chosen]));
         Some(chosen)
     }

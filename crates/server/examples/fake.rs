@@ -17,11 +17,11 @@ use std::time::{Duration, Instant, SystemTime};
 use puna_engine::{EngineError, Event, FinishReason, GenerationStats, Piece, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
 use puna_server::canonical::TokenizeTask;
-use puna_server::runner::generator::{
-    EmbedCallback, EncodeCancelled, EncodeResult, Generator, LoadError, LoadedModelInfo, Loader,
-    RerankCallback,
-};
 use puna_server::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
+use puna_server::runner::runner_model::{
+    EmbedCallback, EncodeCancelled, EncodeResult, LoadError, Loader, RerankCallback, RunnerModel,
+    RunnerModelInfo,
+};
 use puna_server::runner::sandbox::Sandbox;
 use puna_server::runner::worker;
 
@@ -55,9 +55,9 @@ impl Loader for ClockLoader {
         Ok(MemoryParts::default())
     }
 
-    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn RunnerModel>, LoadError> {
         let model_info =
-            LoadedModelInfo { num_ctx: spec.options.num_ctx, ..LoadedModelInfo::default() };
+            RunnerModelInfo { num_ctx: spec.options.num_ctx, ..RunnerModelInfo::default() };
         Ok(Box::new(ClockGenerator {
             model_info,
             cancelled: Mutex::default(),
@@ -68,7 +68,7 @@ impl Loader for ClockLoader {
 
 /// Model with bytes as tokens.
 struct ClockGenerator {
-    model_info: LoadedModelInfo,
+    model_info: RunnerModelInfo,
     cancelled: Mutex<HashMap<u64, Arc<AtomicBool>>>,
     next: AtomicU64,
 }
@@ -115,8 +115,8 @@ fn send_times(request: &Request, sink: &mut dyn Sink, cancelled: &AtomicBool) {
     }));
 }
 
-impl Generator for ClockGenerator {
-    fn model_info(&self) -> &LoadedModelInfo {
+impl RunnerModel for ClockGenerator {
+    fn model_info(&self) -> &RunnerModelInfo {
         &self.model_info
     }
 
@@ -194,7 +194,7 @@ impl Generator for ClockGenerator {
         Ok(0)
     }
 
-    fn rank(&self, _: u64, _: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
+    fn rerank(&self, _: u64, _: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         done(Err(EngineError::CannotRank));
         Ok(0)
     }

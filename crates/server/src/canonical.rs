@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{Image, Logprob, Message, PromptLogprob, Think, Tool, ToolChoice};
+use puna_api::ollama::{Image, Logprob, Message, PromptLogprob, Think, Tool, ToolChoice};
 use puna_sampler::{Constraint, Params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -24,7 +24,7 @@ pub enum Task {
     /// Compute embedding vectors of texts.
     Embed(EmbedTask),
     /// Score documents by their relevance to a query.
-    Rank(RerankTask),
+    Rerank(RerankTask),
     /// Tokenize a text.
     Tokenize(TokenizeTask),
     /// Convert tokens to text, special tokens included.
@@ -36,8 +36,8 @@ impl Task {
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Embed(embed) => embed.inputs.iter().map(EmbedText::bytes).sum(),
-            Self::Rank(rank) => {
-                rank.documents.iter().map(|text| text.len() + rank.query.len()).sum()
+            Self::Rerank(rerank) => {
+                rerank.documents.iter().map(|text| text.len() + rerank.query.len()).sum()
             }
             Self::Tokenize(tokenize) => tokenize.text.len(),
             // Estimate: four bytes of text per token.
@@ -363,7 +363,7 @@ pub struct RerankTask {
 
 /// Result of a ranking task.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct RankResult {
+pub struct RerankScores {
     /// One score per document, in input order, as the model's head returns it.
     pub scores: Vec<f32>,
     /// Tokens of all pairs.
@@ -441,7 +441,7 @@ pub enum Event {
     /// Final event: vectors of texts.
     Embedded(EmbedResult),
     /// Final event: scores of documents.
-    Ranked(RankResult),
+    Reranked(RerankScores),
     /// Final event: number of prompt tokens.
     Counted(u64),
     /// Final event: tokens of a text.

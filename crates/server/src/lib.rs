@@ -72,7 +72,7 @@ pub async fn serve(
 /// certificate files at once. Requests trigger that check at most once a second.
 ///
 /// # Errors
-/// The same errors as [`serve`].
+/// Like [`serve`].
 pub async fn serve_reloading(
     config: Config,
     listener: TcpListener,
@@ -91,7 +91,7 @@ pub async fn serve_reloading(
 /// clients. All other models of this server follow the script too.
 ///
 /// # Errors
-/// The same errors as [`serve`], and the file is not a valid script.
+/// Like [`serve`]; also if the file is not a valid script.
 pub async fn serve_scripted(
     config: Config,
     listener: TcpListener,

@@ -17,19 +17,19 @@ use puna_mirror::{Denial, Mirror, unescaped};
 use tower::ServiceExt;
 
 use crate::app::App;
-use crate::auth::Access;
+use crate::auth::RouteRequirement;
 use crate::auth::authorizer::{AccessDenied, Authorizer};
-use crate::auth::owner::{Owners, Principal};
+use crate::auth::owner::{ClientIdentity, Owners};
 use crate::canonical::ApiError;
 use crate::config::TrustedProxies;
 use crate::config::origins::Origins;
 use crate::http::access_log::{KeyName, LogEntry};
-use crate::http::body_budget::{BodyBudget, HeldReservation};
+use crate::http::body_budget::{BodyBudget, RequestReservation};
 use crate::http::connection_table::ConnectionSlot;
 use crate::http::host_check::{HostKind, HostNames, machine_name};
 use crate::http::peer::{host, is_local, peer, resolve_client_address};
 use crate::http::serve::{RequestHandler, exhausted_response};
-use crate::http::{CallerAccess, Client, CompatibilityReport, Dialect, SchemaReport};
+use crate::http::{CallerOutgoingAccess, Client, CompatibilityReport, Dialect, SchemaReport};
 use crate::metrics::ServerMetrics;
 use crate::mirror::Registry;
 use crate::routes::table::{Route, RouteMatch, RouteTable, with_decoded_path};
@@ -168,7 +168,7 @@ impl Middleware {
                 HostKind::Name if request.method() == Method::OPTIONS => {
                     return StatusCode::NO_CONTENT.into_response();
                 }
-                HostKind::Name | HostKind::Number => {}
+                HostKind::Name | HostKind::LocalAddress => {}
             }
         }
         match route_match {
@@ -195,9 +195,13 @@ impl Middleware {
     }
 
     /// Checks the API key, and holds its permit until the response is sent.
-    async fn authorize_and_route(&self, mut request: Request, access: Access) -> Response {
+    async fn authorize_and_route(
+        &self,
+        mut request: Request,
+        requirement: RouteRequirement,
+    ) -> Response {
         let local = self.is_local(&request);
-        match self.0.authorizer.authorize(access, request.headers(), local) {
+        match self.0.authorizer.authorize(requirement, request.headers(), local) {
             Err(refusal) => {
                 denied(request.extensions().get().copied().unwrap_or_default(), refusal)
             }
@@ -209,12 +213,14 @@ impl Middleware {
                     }
                 }
                 let address = peer(&request);
-                let principal = authorized.principal.unwrap_or(Principal::Address(address));
+                let identity = authorized.identity.unwrap_or(ClientIdentity::Address(address));
                 let number = authorized.client.unwrap_or_else(|| Client::number_at(address));
-                let cache_namespace = self.0.owners.cache_namespace(&principal);
-                request.extensions_mut().insert(self.0.owners.owner(&principal));
+                let cache_namespace = self.0.owners.cache_namespace(&identity);
+                request.extensions_mut().insert(self.0.owners.owner(&identity));
                 request.extensions_mut().insert(Client { number, cache_namespace });
-                request.extensions_mut().insert(CallerAccess::new(authorized.may_administer));
+                request
+                    .extensions_mut()
+                    .insert(CallerOutgoingAccess::new(authorized.may_administer));
                 let mut response = authorized.caller.scope(self.route(request)).await;
                 let Some(permit) = authorized.permit else { return response };
                 response.extensions_mut().insert(KeyName(permit.key().to_owned()));
@@ -252,7 +258,8 @@ impl Middleware {
         request.extensions_mut().insert(self.0.body_budget.clone());
         let schema_report = SchemaReport::default();
         // The future is large and every wrapper would embed it, so it is boxed.
-        let handled = schema_report.scope(HeldReservation::scope(Box::pin(self.handle(request))));
+        let handled =
+            schema_report.scope(RequestReservation::scope(Box::pin(self.handle(request))));
         let mut response = report.scope(handled).await;
         schema_report.write(response.headers_mut());
         if let Some(fields) = report.ignored_header() {

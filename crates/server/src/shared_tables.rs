@@ -51,7 +51,7 @@ pub static TABLE_EXEMPTIONS: &[TableExemption] = &[
         reason: "each request has its own",
     },
     TableExemption {
-        holder: "puna_server::http::body_budget::HeldReservation",
+        holder: "puna_server::http::body_budget::RequestReservation",
         reason: "each request has its own",
     },
     TableExemption {

@@ -12,7 +12,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use puna_api::native::{ChatRequest, GenerateRequest, Message};
+use puna_api::ollama::{ChatRequest, GenerateRequest, Message};
 use puna_api::{Client, ClientError, KeepAlive};
 use puna_server::{Config, SandboxMode};
 use serde_json::json;
@@ -151,10 +151,10 @@ impl Server {
     }
 
     /// Starts a server that may open this number of files at most.
-    fn with_open_files(most: usize) -> Self {
+    fn with_open_files(max: usize) -> Self {
         let models = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
-        command.arg("-c").arg(format!("ulimit -n {most} && exec \"$0\" \"$@\""));
+        command.arg("-c").arg(format!("ulimit -n {max} && exec \"$0\" \"$@\""));
         command.arg(std::env::current_exe().unwrap()).arg("server").arg(models.path());
         Self::start_with(models, command)
     }
@@ -605,7 +605,7 @@ fn escape(model: &str, secret: &str) {
     // Inside, the process cannot ask for it.
     let parent = std::os::unix::process::parent_id();
     let start = Instant::now();
-    let sandbox = sandbox::close(SandboxMode::Auto, &spec.paths(), &[]);
+    let sandbox = sandbox::enter(SandboxMode::Auto, &spec.paths(), &[]);
     println!("time {}", start.elapsed().as_micros());
     print_attempts(&sandbox.report, model, secret, parent);
 }

@@ -7,14 +7,14 @@ use puna_tokenizer::{EncodeOptions, Tokenizer};
 
 /// Shortest time of several rounds in seconds, and the last result.
 fn best<T>(mut work: impl FnMut() -> T) -> (f64, T) {
-    let mut least = f64::INFINITY;
+    let mut min = f64::INFINITY;
     let mut result = work();
     for _ in 0..10 {
         let start = Instant::now();
         result = work();
-        least = least.min(start.elapsed().as_secs_f64());
+        min = min.min(start.elapsed().as_secs_f64());
     }
-    (least, result)
+    (min, result)
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -80,14 +80,14 @@ pub enum TokenizerError {
         expected: usize,
     },
     /// There are more tokens, merges or bytes of text than supported.
-    #[error("`{key}` is too large: {found}, supported are at most {most}")]
+    #[error("`{key}` is too large: {found}, supported are at most {max}")]
     TooLarge {
         /// Key of the list.
         key: &'static str,
         /// Actual number.
         found: usize,
         /// The limit.
-        most: usize,
+        max: usize,
     },
 }
 

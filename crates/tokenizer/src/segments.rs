@@ -70,8 +70,8 @@ pub(crate) fn split_at_border<'a>(
     if text.len() <= control.piece_bytes {
         return (text, "");
     }
-    let most = text.floor_char_boundary(control.piece_bytes);
-    let (first, behind) = text.split_at(most);
+    let max = text.floor_char_boundary(control.piece_bytes);
+    let (first, behind) = text.split_at(max);
     let mut next = behind.chars().next();
     for (at, c) in first.char_indices().rev().take_while(|_| !control.is_cancelled()) {
         if next.is_some_and(|next| is_border(c, next)) {
@@ -82,7 +82,7 @@ pub(crate) fn split_at_border<'a>(
     let mut before = first.chars().next_back();
     for (at, c) in behind.char_indices().take_while(|_| !control.is_cancelled()) {
         if before.is_some_and(|before| is_border(before, c)) {
-            return text.split_at(most + at);
+            return text.split_at(max + at);
         }
         before = Some(c);
     }

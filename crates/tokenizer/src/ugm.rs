@@ -46,7 +46,7 @@ impl Ugm {
             Trie::new(ids.map(|id| (vocab.text(id), id)).collect())
         };
         let ids = 0..vocab.len() as u32;
-        let least =
+        let min =
             ids.clone().filter(|&id| vocab.is(id, NORMAL)).map(|id| f64::from(vocab.score(id)));
         let scores: Vec<f64> = ids
             .clone()
@@ -57,7 +57,7 @@ impl Ugm {
             tokens: of(NORMAL | USER_DEFINED | UNUSED),
             user_defined: of(USER_DEFINED),
             charsmap: Charsmap::read(meta)?,
-            unk_score: least.fold(f64::from(f32::MAX), f64::min) - UNKNOWN_PENALTY,
+            unk_score: min.fold(f64::from(f32::MAX), f64::min) - UNKNOWN_PENALTY,
             scores,
             unk,
             space_prefix,

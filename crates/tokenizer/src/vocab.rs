@@ -100,13 +100,13 @@ impl Vocab {
     }
 }
 
-/// Returns an error if `found` exceeds `most`.
+/// Returns an error if `found` exceeds `max`.
 pub(crate) fn check_limit(
     key: &'static str,
     found: usize,
-    most: usize,
+    max: usize,
 ) -> Result<(), TokenizerError> {
-    if found > most { Err(TokenizerError::TooLarge { key, found, most }) } else { Ok(()) }
+    if found > max { Err(TokenizerError::TooLarge { key, found, max }) } else { Ok(()) }
 }
 
 fn index(texts: &TextTable) -> Result<TextMap, TokenizerError> {

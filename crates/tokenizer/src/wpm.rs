@@ -90,11 +90,11 @@ impl Wpm {
         word.restart(ids.len());
     }
 
-    /// Appends tokens of a word while at least `least` bytes of it remain, and removes their text.
+    /// Appends tokens of a word while at least `min` bytes of it remain, and removes their text.
     /// If part of the word has no token, the whole word becomes the unknown token.
-    fn append_tokens(&self, word: &mut PendingWord, least: usize, ids: &mut Vec<u32>) {
+    fn append_tokens(&self, word: &mut PendingWord, min: usize, ids: &mut Vec<u32>) {
         let mut rest = word.text.as_slice();
-        while rest.len() >= least && !word.unknown {
+        while rest.len() >= min && !word.unknown {
             if let Some((length, id)) = self.trie.longest(rest) {
                 ids.push(id);
                 rest = &rest[length..];

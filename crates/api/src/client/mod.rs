@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Address;
-use crate::native::{
+use crate::ollama::{
     ChatRequest, ChatResponse, CopyRequest, CreateRequest, DeleteRequest, DeleteResponse,
     DetokenizeRequest, DetokenizeResponse, DownloadsResponse, EmbedRequest, EmbedResponse,
     EmbeddingsRequest, EmbeddingsResponse, ErrorBody, GenerateRequest, GenerateResponse,

@@ -9,7 +9,7 @@ use reqwest::Response;
 use serde::de::DeserializeOwned;
 
 use super::{ClientError, body_error};
-use crate::native::ErrorBody;
+use crate::ollama::ErrorBody;
 
 /// Largest line in bytes. A longer one ends the stream with an error.
 const MAX_LINE_BYTES: usize = 64 << 20;

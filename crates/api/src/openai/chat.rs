@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 
 use super::{PromptLogprobs, Usage};
-use crate::native::{Logprob, Tool, ToolChoice, is_default};
+use crate::ollama::{Logprob, Tool, ToolChoice, is_default};
 use crate::{KeepAlive, json_shape};
 
 /// `POST /v1/chat/completions`.
@@ -264,7 +264,7 @@ pub struct ChatCompletion {
     pub prompt_logprobs: Option<PromptLogprobs>,
     /// The rendered prompt, if requested.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
-    pub debug_info: Option<crate::native::DebugInfo>,
+    pub debug_info: Option<crate::ollama::DebugInfo>,
 }
 
 /// One of the answers.
@@ -321,7 +321,7 @@ pub struct ChatCompletionChunk {
     pub usage: Option<Usage>,
     /// The rendered prompt, if requested.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
-    pub debug_info: Option<crate::native::DebugInfo>,
+    pub debug_info: Option<crate::ollama::DebugInfo>,
     /// Schema keywords that the answer violates (Puna's addition); in the last chunk of an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema_violations: Option<Vec<String>>,

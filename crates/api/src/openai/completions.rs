@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Reasoning, StreamOptions, Usage};
-use crate::native::Think;
+use crate::ollama::Think;
 use crate::{KeepAlive, json_shape};
 
 /// `POST /v1/completions`.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value;
 
-use crate::native::is_default;
+use crate::ollama::is_default;
 
 /// `POST /v1/embeddings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

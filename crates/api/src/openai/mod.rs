@@ -6,7 +6,7 @@ mod embeddings;
 
 use serde::{Deserialize, Serialize};
 
-use crate::native::is_default;
+use crate::ollama::is_default;
 
 pub use chat::{
     AnswerMessage, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest, Choice,

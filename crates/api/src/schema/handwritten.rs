@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Format, Stop, Texts, TextsOrTokens};
 use crate::KeepAlive;
 use crate::anthropic::Choice;
-use crate::native::{Image, License, Think, Tool, ToolChoice};
+use crate::ollama::{Image, License, Think, Tool, ToolChoice};
 use crate::openai::EmbeddingData;
 
 /// Implements `JsonSchema` with schemas written as JSON.

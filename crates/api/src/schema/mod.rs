@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use crate::anthropic::Choice;
     use crate::json_shape::{self, JsonShape};
-    use crate::native::ToolChoice;
+    use crate::ollama::ToolChoice;
 
     /// The fields of a schema at any depth, as dotted paths.
     fn schema_fields<T: JsonSchema>() -> Vec<String> {

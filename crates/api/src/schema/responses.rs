@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde_json::{Map, Value};
 
-use crate::native::is_default;
+use crate::ollama::is_default;
 
 /// A text, or a list of messages, calls and their results.
 #[derive(JsonSchema)]
@@ -164,7 +164,7 @@ pub struct Response {
     store: bool,
     /// The rendered prompt, if requested.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
-    debug_info: Option<crate::native::DebugInfo>,
+    debug_info: Option<crate::ollama::DebugInfo>,
 }
 
 /// Item of a response.

@@ -150,7 +150,7 @@ pub(super) const GRANITE_HYBRID_DENSE: Family = Family {
     ..GRANITE_HYBRID
 };
 
-/// The same class without Mamba layers is the former Granite architecture.
+/// A Granite 4 hybrid model without Mamba layers has the former Granite architecture.
 pub(super) const GRANITE_4: Family = Family {
     classes: GRANITE_HYBRID.classes,
     layer_rules: &[&ATTENTION, &PRE_FFN_NORM, &DENSE_FFN],

@@ -94,8 +94,8 @@ impl MetadataWriter<'_> {
     ) -> Result<(), ConvertError> {
         self.set("ssm.conv_kernel", linear.opt_count("short_conv_kernel_size")?.unwrap_or(4));
         self.set("kda.head_dim", linear.count("head_dim")?);
-        if let Some(least) = linear.first_float(bound)? {
-            self.set("kda.gate_lower_bound", least);
+        if let Some(min) = linear.first_float(bound)? {
+            self.set("kda.gate_lower_bound", min);
         }
         Ok(())
     }

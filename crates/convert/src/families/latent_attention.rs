@@ -178,8 +178,8 @@ pub(super) fn split_kv_b<'a>(
         .try_for_each(|layer| split_kv_b_of_layer(mapper, weights, layer, dims, outputs))
 }
 
-/// The same for one layer: number of heads, features of a key without rotary embedding, features of
-/// a value.
+/// Splits `kv_b` of one layer. `dims`: number of heads, features of a key without rotary embedding,
+/// features of a value.
 pub(super) fn split_kv_b_of_layer<'a>(
     mapper: &TensorMapper<'_>,
     weights: &mut Weights<'a>,

@@ -110,11 +110,11 @@ pub(super) const OPENELM: Family = Family {
 };
 
 fn openelm_shape(config: &Config) -> Result<HyperParameters, ConvertError> {
-    let most = |key: &str| config.numbers(key).map(|list| list.into_iter().max().unwrap_or(0));
+    let max = |key: &str| config.numbers(key).map(|list| list.into_iter().max().unwrap_or(0));
     let dims = Dimensions {
         layers: config.count("num_transformer_layers")?,
-        heads: most("num_query_heads")?,
-        kv_heads: most("num_kv_heads")?,
+        heads: max("num_query_heads")?,
+        kv_heads: max("num_kv_heads")?,
         head_dim: config.count("head_dim")?,
         experts: 0,
         groups: 0,

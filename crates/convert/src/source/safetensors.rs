@@ -139,9 +139,9 @@ impl SafeTensors {
             .map_err(|_| bad(format!("{len} bytes are too few for a header")))?;
         let header_len = u64::from_le_bytes(word);
         if header_len > HEADER_LIMIT || header_len > len - 8 {
-            let most = HEADER_LIMIT.min(len - 8);
+            let max = HEADER_LIMIT.min(len - 8);
             return Err(bad(format!(
-                "its header length is {header_len} bytes, at most {most} are possible"
+                "its header length is {header_len} bytes, at most {max} are possible"
             )));
         }
         let mut header = Vec::with_capacity(header_len as usize);

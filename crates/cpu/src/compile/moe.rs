@@ -10,7 +10,8 @@ use crate::memory::SharedBuffer;
 use crate::ops::expert_lora::{AddExpertLora, ExpertLora, ExpertProduct};
 use crate::ops::expert_tiles::{ExpertInput, TileSlots, tile_buffer_len};
 use crate::ops::moe::{
-    Combine, Down, ExpertActivation, ExpertMatrix, GateUp, Gather, MoeBuffers, MoeLayer, Route,
+    Combine, DownProjection, ExpertActivation, ExpertMatrix, GateUpProjection, Gather, MoeBuffers,
+    MoeLayer, Route,
 };
 use crate::ops::observe::ObserveExperts;
 use crate::step::{Q8Buffer, TileBuffer};
@@ -39,7 +40,7 @@ impl Compiler<'_> {
         let mut gate = self.experts(spec.gate, spec.gate_bias)?;
         let mut up = self.experts(spec.up, spec.up_bias)?;
         if spec.is_joined {
-            (gate.n, up.n, up.first) = (spec.hidden, spec.hidden, spec.hidden);
+            (gate.n, up.n, up.first_row) = (spec.hidden, spec.hidden, spec.hidden);
         }
         let down = self.experts(spec.down, spec.down_bias)?;
         let (selection_bias, factors) =
@@ -105,7 +106,7 @@ impl Compiler<'_> {
         if input_tiles > 0 {
             self.push(TileSlots(Arc::clone(&moe), ExpertInput::GateUp));
         }
-        self.push(GateUp(Arc::clone(&moe)));
+        self.push(GateUpProjection(Arc::clone(&moe)));
         self.add_expert_lora(&moe, ExpertProduct::Gate)?;
         self.add_expert_lora(&moe, ExpertProduct::Up)?;
         self.push(ExpertActivation(Arc::clone(&moe)));
@@ -113,7 +114,7 @@ impl Compiler<'_> {
         if hidden_tiles > 0 {
             self.push(TileSlots(Arc::clone(&moe), ExpertInput::Down));
         }
-        self.push(Down(Arc::clone(&moe)));
+        self.push(DownProjection(Arc::clone(&moe)));
         self.add_expert_lora(&moe, ExpertProduct::Down)?;
         self.push(Combine(moe));
         Ok(())
@@ -139,7 +140,7 @@ impl Compiler<'_> {
         };
         let load = |update: &LowRank| -> Result<ExpertLora, BackendError> {
             let [down, up] = [update.down, update.up].map(|w| self.thin_experts(w));
-            let up = ExpertMatrix { n: of.n, first: of.first, ..up? };
+            let up = ExpertMatrix { n: of.n, first_row: of.first_row, ..up? };
             Ok(ExpertLora { down: down?, up, scale: update.scale, adapter: update.adapter })
         };
         let updates = list.iter().map(load).collect::<Result<Vec<_>, _>>()?;
@@ -201,8 +202,8 @@ impl Compiler<'_> {
             kernel,
             k,
             n,
-            each: n,
-            first: 0,
+            rows_per_expert: n,
+            first_row: 0,
             row_bytes,
             bias,
         })

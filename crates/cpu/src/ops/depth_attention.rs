@@ -60,8 +60,8 @@ fn score(x: &[f32], w: &[f32], eps: f32) -> f32 {
 
 /// Softmax in place.
 fn softmax(x: &mut [f32]) {
-    let most = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    x.iter_mut().for_each(|x| *x = (*x - most).exp());
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    x.iter_mut().for_each(|x| *x = (*x - max).exp());
     let sum: f32 = x.iter().sum();
     x.iter_mut().for_each(|x| *x /= sum);
 }

@@ -89,8 +89,8 @@ fn gaussian_top_k(x: &mut [f32], deviations: f32) {
     let n = x.len() as f64;
     let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
     let squares = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
-    let least = (mean + f64::from(deviations) * (squares / (n - 1.0).max(1.0)).sqrt()) as f32;
-    x.iter_mut().for_each(|x| *x = (*x - least).max(0.0));
+    let min = (mean + f64::from(deviations) * (squares / (n - 1.0).max(1.0)).sqrt()) as f32;
+    x.iter_mut().for_each(|x| *x = (*x - min).max(0.0));
 }
 
 /// `x` scaled to the norm of `like`.

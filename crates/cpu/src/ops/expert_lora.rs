@@ -111,7 +111,7 @@ fn multiply(
     step: &Step<'_>,
     scratch: &mut Scratch,
 ) {
-    let row = expert * m.each + m.first;
+    let row = expert * m.rows_per_expert + m.first_row;
     let data = &step.weight(m.w)[row * m.row_bytes..][..m.n * m.row_bytes];
     let w = WeightRows { ty: m.ty, rows: m.n, k: m.k, data };
     let out = OutMut::new(out, m.n, 1, m.n);

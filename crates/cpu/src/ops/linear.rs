@@ -36,14 +36,14 @@ impl Matrix {
         let rows = if streams {
             // Each call reorders the activations for the format, so more activation rows need more
             // weight rows per call.
-            let least = STREAM_BYTES / self.row_bytes.max(1);
-            (least * rows).min((self.n / (threads * 4)).max(least))
+            let min = STREAM_BYTES / self.row_bytes.max(1);
+            (min * rows).min((self.n / (threads * 4)).max(min))
         } else {
             // Enough tasks that threads finish together, but enough rows per task to amortise the
             // packing of activations, which each call repeats. Tiles are packed once for all calls,
             // so tasks can be smaller.
-            let least = if self.kernel.tiles.is_some() { unit } else { 4 * unit };
-            (self.n / (threads * 4)).clamp(least, 16 * unit)
+            let min = if self.kernel.tiles.is_some() { unit } else { 4 * unit };
+            (self.n / (threads * 4)).clamp(min, 16 * unit)
         };
         rows.next_multiple_of(unit).max(unit)
     }

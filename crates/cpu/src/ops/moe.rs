@@ -1,7 +1,8 @@
 //! Mixture of experts. Rows are grouped by expert, so that a step reads the weights of each
 //! selected expert once.
 //!
-//! Instructions: [`Route`], [`Gather`], [`GateUp`], [`ExpertActivation`], [`Down`], [`Combine`].
+//! Instructions: [`Route`], [`Gather`], [`GateUpProjection`], [`ExpertActivation`],
+//! [`DownProjection`], [`Combine`].
 
 use std::sync::Arc;
 
@@ -28,8 +29,8 @@ pub struct ExpertMatrix {
     pub k: usize,
     pub n: usize,
     /// Rows per expert in the tensor, and first row of this matrix among them.
-    pub each: usize,
-    pub first: usize,
+    pub rows_per_expert: usize,
+    pub first_row: usize,
     pub row_bytes: usize,
     /// `n` values per expert; empty without bias.
     pub bias: Vec<f32>,
@@ -181,7 +182,7 @@ impl MoeLayer {
         let count = self.rows_per_task(m, step).min(m.n - first);
         let slots = self.slots_of(expert);
         let matrix = self.matrix_of(expert);
-        let row = matrix * m.each + m.first + first;
+        let row = matrix * m.rows_per_expert + m.first_row + first;
         let data = &step.weight(m.w)[row * m.row_bytes..][..count * m.row_bytes];
         let w = WeightRows { ty: m.ty, rows: count, k: m.k, data };
         let start = slots.start * m.n + first;
@@ -296,10 +297,10 @@ unsafe impl Instruction for Gather {
 pub(super) const SLOTS_PER_TASK: usize = 8;
 
 /// Gate and up products of the selected experts.
-pub struct GateUp(pub Arc<MoeLayer>);
+pub struct GateUpProjection(pub Arc<MoeLayer>);
 
 // SAFETY: a task writes its own columns in the slots of one expert.
-unsafe impl Instruction for GateUp {
+unsafe impl Instruction for GateUpProjection {
     fn name(&self) -> &'static str {
         "moe"
     }
@@ -385,10 +386,10 @@ unsafe impl Instruction for ExpertActivation {
 }
 
 /// Down products of the selected experts.
-pub struct Down(pub Arc<MoeLayer>);
+pub struct DownProjection(pub Arc<MoeLayer>);
 
 // SAFETY: a task writes its own columns in the slots of one expert.
-unsafe impl Instruction for Down {
+unsafe impl Instruction for DownProjection {
     fn name(&self) -> &'static str {
         "moe"
     }

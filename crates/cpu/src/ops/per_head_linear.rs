@@ -12,7 +12,7 @@ const ROWS_PER_TASK: usize = 128;
 
 /// For each head: the first columns times the matrix of the head, followed by the other columns
 /// unchanged.
-pub struct LinearOfHeads {
+pub struct PerHeadLinear {
     /// The matrices of all heads. If all heads share one matrix, `each` is 0.
     pub matrix: ExpertMatrix,
     pub heads: usize,
@@ -22,7 +22,7 @@ pub struct LinearOfHeads {
     pub q8: Option<usize>,
 }
 
-impl LinearOfHeads {
+impl PerHeadLinear {
     /// Converts rows `first .. first + count` of a head's input to the form that the kernel takes,
     /// and copies the other columns.
     ///
@@ -61,7 +61,7 @@ impl LinearOfHeads {
 
 // SAFETY: a task writes rows of one head, in the result and in the quantized input; they belong to
 // this task.
-unsafe impl Instruction for LinearOfHeads {
+unsafe impl Instruction for PerHeadLinear {
     fn name(&self) -> &'static str {
         "linear"
     }
@@ -77,7 +77,7 @@ unsafe impl Instruction for LinearOfHeads {
         let count = ROWS_PER_TASK.min(rows - first);
         // SAFETY: the caller keeps the same contract.
         let acts = unsafe { self.gather((head, first, count), step, &mut scratch.floats) };
-        let data = &step.weight(m.w)[head * m.each * m.row_bytes..][..m.n * m.row_bytes];
+        let data = &step.weight(m.w)[head * m.rows_per_expert * m.row_bytes..][..m.n * m.row_bytes];
         let w = WeightRows { ty: m.ty, rows: m.n, k: m.k, data };
         let start = self.out.start + first * self.out.stride + head * (self.out.cols / self.heads);
         let base = step.arena.address(start, (count - 1) * self.out.stride + m.n);
@@ -90,7 +90,7 @@ unsafe impl Instruction for LinearOfHeads {
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
         let (m, heads) = (&self.matrix, self.heads as u64);
         let macs = (m.n * m.k * step.rows(self.x.rows)) as u64;
-        let matrices = if m.each == 0 { 1 } else { heads };
+        let matrices = if m.rows_per_expert == 0 { 1 } else { heads };
         (matrices * (m.n * m.row_bytes) as u64, heads * macs)
     }
 }

@@ -336,7 +336,7 @@ unsafe impl Instruction for Delta {
 fn fade(decay_kind: DecayKind, a: f32, x: f32) -> f32 {
     match decay_kind {
         DecayKind::Unbounded => (a * softplus(x)).exp(),
-        DecayKind::Bounded { least, sign } => (least * sigmoid(sign * a * x)).exp(),
+        DecayKind::Bounded { min, sign } => (min * sigmoid(sign * a * x)).exp(),
     }
 }
 
@@ -419,8 +419,8 @@ pub struct Wkv7 {
     pub k: ArenaRange,
     pub v: ArenaRange,
     pub decay: ArenaRange,
-    pub forget: ArenaRange,
-    pub rate: ArenaRange,
+    pub removal_key: ArenaRange,
+    pub iclr: ArenaRange,
     pub out: ArenaRange,
     pub spec: Wkv7Spec,
     pub bonus: Vec<f32>,
@@ -449,18 +449,18 @@ unsafe impl Instruction for Wkv7 {
         unsafe {
             let state = begun(step, s, self.spec.state, at * n, n * n);
             for row in s.first_row..s.first_row + s.rows {
-                let [r, k, v, rate] =
-                    [&self.r, &self.k, &self.v, &self.rate].map(|x| columns(step, x, row, at, n));
+                let [r, k, v, iclr] =
+                    [&self.r, &self.k, &self.v, &self.iclr].map(|x| columns(step, x, row, at, n));
                 decay.copy_from_slice(columns(step, &self.decay, row, at, n));
                 decay.iter_mut().for_each(|w| *w = (-LEAST_DECAY / (1.0 + (-*w).exp())).exp());
-                removal_key.copy_from_slice(columns(step, &self.forget, row, at, n));
+                removal_key.copy_from_slice(columns(step, &self.removal_key, row, at, n));
                 let length = dot(removal_key, removal_key, |_| 1.0).sqrt().max(1e-12);
                 removal_key.iter_mut().for_each(|x| *x /= length);
                 forget
                     .iter_mut()
                     .zip(&*removal_key)
-                    .zip(rate)
-                    .for_each(|((x, removal_key), rate)| *x = removal_key * rate);
+                    .zip(iclr)
+                    .for_each(|((x, removal_key), iclr)| *x = removal_key * iclr);
                 let y = columns_mut(step, &self.out, row, at, n);
                 (step.level.vector.recurrent.wkv7)(Wkv7Step {
                     state,

@@ -96,12 +96,12 @@ fn best(scores: &[f32], taken: impl Fn(usize) -> bool) -> usize {
 fn sparse_mixer_weight(logits: &[f32], best: usize, taken: impl Fn(usize) -> bool) -> f32 {
     // Largest relative distance of a near logit.
     const NEAR: f32 = 0.02;
-    let most = logits[best];
+    let max = logits[best];
     let near = logits
         .iter()
         .enumerate()
-        .filter(|&(e, &x)| !taken(e) && most - x <= NEAR * x.abs().max(most));
-    1.0 / near.map(|(_, x)| (x - most).exp()).sum::<f32>()
+        .filter(|&(e, &x)| !taken(e) && max - x <= NEAR * x.abs().max(max));
+    1.0 / near.map(|(_, x)| (x - max).exp()).sum::<f32>()
 }
 
 /// Masks the experts of all but the best groups. The score of a group is the sum of its `top` best

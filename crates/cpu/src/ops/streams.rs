@@ -57,8 +57,8 @@ fn weigh(spec: &StreamSpec, numbers: &mut [f32]) {
 fn balance(matrix: &mut [f32], spec: &StreamSpec) {
     let (count, floor) = (spec.streams, spec.floor);
     for row in matrix.chunks_exact_mut(count) {
-        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter_mut().for_each(|x| *x = (*x - most).exp());
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        row.iter_mut().for_each(|x| *x = (*x - max).exp());
         let sum: f32 = row.iter().sum();
         row.iter_mut().for_each(|x| *x = *x / sum + floor);
     }

@@ -235,13 +235,13 @@ fn top_k<'a>(
 ) -> impl Iterator<Item = u32> + use<'a> {
     keys.clear();
     keys.extend(scores.iter().map(|&score| key(score)));
-    let (mut least, mut ties) = (0, scores.len());
+    let (mut min, mut ties) = (0, scores.len());
     if count < scores.len() {
         let (above, last, _) = keys.select_nth_unstable_by_key(count - 1, |&key| Reverse(key));
-        least = *last;
-        ties = count - above.iter().filter(|&&key| key > least).count();
+        min = *last;
+        ties = count - above.iter().filter(|&&key| key > min).count();
     }
-    let taken = move |&(_, &score): &(usize, &f32)| match key(score).cmp(&least) {
+    let taken = move |&(_, &score): &(usize, &f32)| match key(score).cmp(&min) {
         std::cmp::Ordering::Equal if ties > 0 => {
             ties -= 1;
             true

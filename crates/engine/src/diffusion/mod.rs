@@ -33,9 +33,9 @@ const LOGITS: usize = 1 << 26;
 
 /// Longest block of a model with this vocabulary and context size, bounded by the logits of a step.
 pub fn longest_block(n_vocab: usize, n_ctx: usize) -> usize {
-    let most = (LOGITS / n_vocab.max(1)).max(1);
+    let max = (LOGITS / n_vocab.max(1)).max(1);
     // Steps have room for a power of two of rows.
-    (1 << most.ilog2()).min(n_ctx.max(1))
+    (1 << max.ilog2()).min(n_ctx.max(1))
 }
 
 /// Checks that the model supports the options of a request.
@@ -60,11 +60,11 @@ pub fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
         return Err(EngineError::UnsupportedByDiffusion { architecture: info.architecture, what });
     }
     if let Some(steps) = request.diffusion.steps.filter(|steps| !(1..=STEPS).contains(steps)) {
-        return Err(EngineError::DiffusionSteps { steps, most: STEPS });
+        return Err(EngineError::DiffusionSteps { steps, max: STEPS });
     }
-    let most = longest_block(info.n_vocab, info.n_ctx);
-    match request.diffusion.block_length.filter(|&length| length > most) {
-        Some(length) => Err(EngineError::DiffusionBlock { length, most }),
+    let max = longest_block(info.n_vocab, info.n_ctx);
+    match request.diffusion.block_length.filter(|&length| length > max) {
+        Some(length) => Err(EngineError::DiffusionBlock { length, max }),
         None => Ok(()),
     }
 }

@@ -211,7 +211,7 @@ impl DiffusionSequence {
     /// the request continues.
     pub fn emit_known(&mut self, tokenizer: &Tokenizer) -> (usize, bool) {
         let before = self.emitted;
-        let open = loop {
+        let is_running = loop {
             let Some(&token) = self.tokens.get(self.request.prompt.len() + self.emitted) else {
                 self.finish(FinishReason::Length);
                 break false;
@@ -240,7 +240,7 @@ impl DiffusionSequence {
                 Emit::Disconnected => break false,
             }
         };
-        (self.emitted - before, open)
+        (self.emitted - before, is_running)
     }
 
     /// Sends the progress of the prefill, which is complete in every step. Returns `false` if the

@@ -70,8 +70,9 @@ impl EngineLoop {
         let Some(s) = running.iter_mut().find(|s| s.id == rows.id) else { return advance };
         let Some(generation) = self.generations.get_mut(&rows.id) else { return advance };
         let backend = &*self.executor.backend;
-        let scores = &backend.result()[rows.scores.start * cols..rows.scores.end * cols];
-        let mut open = generation.score(s, scores, cols);
+        let prompt_logits =
+            &backend.result()[rows.prompt_logits.start * cols..rows.prompt_logits.end * cols];
+        let mut is_running = generation.send_prompt_logprobs(s, prompt_logits, cols);
         let makes_checkpoint = rows.prompt
             && pages.has_states()
             && s.pages.next_checkpoint(s.computed, s.tokens.len()) == s.computed + rows.rows;
@@ -80,11 +81,11 @@ impl EngineLoop {
         if makes_checkpoint {
             s.pages.add_checkpoint(pages, s.computed);
         }
-        open = open && generation.prefill_progress(s);
-        if open && !rows.outputs.is_empty() {
+        is_running = is_running && generation.prefill_progress(s);
+        if is_running && !rows.outputs.is_empty() {
             let logits = &backend.result()[rows.outputs.start * cols..rows.outputs.end * cols];
             let draft = rows.draft.as_ref();
-            (advance.accepted, open) =
+            (advance.accepted, is_running) =
                 generation.accept_draft(s, logits, cols, draft, &self.tokenizer, deadline);
             let is_deferred = generation.is_sample_deferred();
             // Deferred sampling says nothing about the draft.
@@ -96,7 +97,7 @@ impl EngineLoop {
             advance.generated = advance.accepted + usize::from(!is_deferred);
         }
         self.speculator.record_step(s, backend.extra_output(0), step);
-        advance.ended = !open;
+        advance.ended = !is_running;
         advance
     }
 
@@ -106,9 +107,10 @@ impl EngineLoop {
         let (mut ended, mut generated) = (Vec::new(), 0);
         for s in self.scheduler.running_mut().0 {
             let Some(generation) = self.generations.get_mut(&s.id) else { continue };
-            let (sampled, open) = generation.resume_deferred_sampling(s, &self.tokenizer, deadline);
+            let (sampled, is_running) =
+                generation.resume_deferred_sampling(s, &self.tokenizer, deadline);
             generated += u64::from(sampled);
-            if !open {
+            if !is_running {
                 ended.push(s.id);
             }
         }

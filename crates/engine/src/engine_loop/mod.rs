@@ -166,8 +166,8 @@ impl EngineLoop {
 
     /// Runs a denoising step. Returns whether there was work.
     fn denoise(&mut self) -> bool {
-        let most = self.scheduler.limits().max_sequences.unwrap_or(usize::MAX);
-        let work = self.diffusion.step(&mut self.executor, &self.tokenizer, most);
+        let max = self.scheduler.limits().max_sequences.unwrap_or(usize::MAX);
+        let work = self.diffusion.step(&mut self.executor, &self.tokenizer, max);
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
         stats.steps += work.steps;
         stats.prompt_tokens += work.prompt_tokens;

@@ -37,7 +37,7 @@ pub(super) struct Node {
     /// State checkpoints within the page.
     pub checkpoints: Vec<StateCheckpoint>,
     /// Number of running sequences that pin the page.
-    pub users: usize,
+    pub pin_count: usize,
 }
 
 /// Everything that keys and values depend on besides tokens; each key has its own tree.
@@ -103,10 +103,10 @@ pub enum CacheCopy {
 pub(super) struct WindowPage {
     pub page: u32,
     /// Number of running sequences that pin it.
-    pub users: usize,
+    pub pin_count: usize,
     /// Whether other sequences are likely to continue here (end of a prompt, divergence); evicted
     /// last.
-    pub keep_preferred: bool,
+    pub evict_last: bool,
 }
 
 /// A state checkpoint of a node.
@@ -128,7 +128,7 @@ pub struct Match {
     pub state: Option<u32>,
     /// Tokens in the tree, including tokens without the state or window pages to continue from; 0
     /// if the model has neither.
-    pub seen: usize,
+    pub tree_tokens: usize,
 }
 
 impl Match {

@@ -80,7 +80,7 @@ impl PagePool {
     /// Number of pages that a sequence with the cached `path` can take without preemption.
     pub fn available(&self, path: &[NodeId]) -> usize {
         // The pages of the path will be pinned, so they cannot be evicted.
-        let own = path.iter().filter(|id| self.node(**id).users == 0).count();
+        let own = path.iter().filter(|id| self.node(**id).pin_count == 0).count();
         self.free.len() + self.idle.len() - own
     }
 
@@ -104,9 +104,9 @@ impl PagePool {
         if !self.has_states() && !self.has_window_pages() {
             return found;
         }
-        let seen = found.tokens();
+        let tree_tokens = found.tokens();
         if self.has_states() {
-            found = self.find_state(scope, tokens);
+            found = self.find_with_checkpoint(scope, tokens);
         }
         loop {
             let before = found.tokens();
@@ -115,7 +115,7 @@ impl PagePool {
             }
             found = self.truncate_to_window_pages(found);
             if found.tokens() == before {
-                return Match { seen, ..found };
+                return Match { tree_tokens, ..found };
             }
         }
     }
@@ -156,20 +156,20 @@ impl PagePool {
     }
 
     /// Pins the nodes of a path for one more sequence.
-    pub fn retain(&mut self, path: &[NodeId]) {
+    pub fn pin(&mut self, path: &[NodeId]) {
         for &id in path {
-            self.node_mut(id).users += 1;
+            self.node_mut(id).pin_count += 1;
             self.idle.remove(id.0);
         }
     }
 
-    /// Undoes [`PagePool::retain`].
-    pub fn release(&mut self, path: &[NodeId]) {
+    /// Undoes [`PagePool::pin`].
+    pub fn unpin(&mut self, path: &[NodeId]) {
         // The end of a path is evicted before its beginning.
         for &id in path.iter().rev() {
             let node = self.node_mut(id);
-            node.users -= 1;
-            if node.users == 0 {
+            node.pin_count -= 1;
+            if node.pin_count == 0 {
                 self.idle.push(id.0);
             }
         }
@@ -254,7 +254,10 @@ impl PagePool {
                 return id;
             }
             // Replaces a shorter leaf that this page extends, unless a sequence pins it.
-            if known.users == 0 && known.children.is_empty() && tokens.starts_with(&known.tokens) {
+            if known.pin_count == 0
+                && known.children.is_empty()
+                && tokens.starts_with(&known.tokens)
+            {
                 let old = std::mem::replace(&mut known.page, page.full);
                 known.tokens = tokens.to_vec();
                 let window = known.window.take();
@@ -274,7 +277,7 @@ impl PagePool {
             parent: parent.clone(),
             children,
             checkpoints,
-            users: 0,
+            pin_count: 0,
         };
         let index = self.empty.pop().unwrap_or_else(|| {
             self.nodes.push(None);
@@ -334,7 +337,7 @@ mod tests {
         let [ann, bob] = [scope(1, 96, 9), scope(2, 96, 9)];
         let insert = |pages: &mut PagePool, scope: &CacheScope| {
             let (mut sequence, cached) =
-                SequencePages::find(pages, scope, &prompt, std::iter::empty());
+                SequencePages::start_from_cache(pages, scope, &prompt, std::iter::empty());
             assert!(sequence.grow(pages, prompt.len()));
             sequence.release(pages, &prompt);
             cached
@@ -360,14 +363,18 @@ mod tests {
         for states in [0, 6] {
             let mut pages = PagePool::new(8).with_states(states);
             let tokens = full(0);
-            let (mut running, _) =
-                SequencePages::find(&mut pages, &scope(1), &tokens[..40], std::iter::empty());
+            let (mut running, _) = SequencePages::start_from_cache(
+                &mut pages,
+                &scope(1),
+                &tokens[..40],
+                std::iter::empty(),
+            );
             assert!(running.grow(&mut pages, 40));
             running.add_checkpoint(&mut pages, 30);
             let mut cached = |namespace| {
                 let others = [(&running, &tokens[..40])].into_iter();
                 let (found, cached) =
-                    SequencePages::find(&mut pages, &scope(namespace), &tokens, others);
+                    SequencePages::start_from_cache(&mut pages, &scope(namespace), &tokens, others);
                 found.release(&mut pages, &[]);
                 cached
             };
@@ -401,12 +408,12 @@ mod tests {
                 pages.insert(&root(), CacheNamespace(0), page, &full(i * 1000))
             })
             .collect();
-        pages.retain(&[ids[0]]);
+        pages.pin(&[ids[0]]);
         let expected = pages.page(ids[1]);
         assert_eq!(pages.take(), Some(expected));
         assert!(pages.take().is_some());
         assert_eq!(pages.take(), None, "the page that is read stays");
-        pages.release(&[ids[0]]);
+        pages.unpin(&[ids[0]]);
         assert!(pages.take().is_some());
         assert_eq!(pages.in_use(), 3);
     }

@@ -49,7 +49,7 @@ impl SequencePages {
     /// ([`PagePool::take_copies`]): from the tree, or from a running sequence among `others` that
     /// has just computed it. A model with recurrent layers needs a free state slot. The input of
     /// an encoder is found as a whole or not at all.
-    pub fn find<'a>(
+    pub fn start_from_cache<'a>(
         pages: &mut PagePool,
         scope: &CacheScope,
         tokens: &[u32],
@@ -57,7 +57,7 @@ impl SequencePages {
     ) -> (Self, usize) {
         let found = pages.find(scope, tokens);
         if pages.has_states() {
-            return Self::find_with_state(pages, (scope, tokens), found, others);
+            return Self::start_from_checkpoint(pages, (scope, tokens), found, others);
         }
         let mut computed = found.path.len() * PAGE_TOKENS;
         // The private page of a running sequence, if it matches further than the tree.
@@ -77,7 +77,8 @@ impl SequencePages {
             return (Self::pin_path(pages, Vec::new(), 0, scope), 0);
         }
         let mut sequence = Self::pin_path(pages, found.path, computed + partial_tokens, scope);
-        sequence.likely_branch_positions = [tokens.len(), found.seen / PAGE_TOKENS * PAGE_TOKENS];
+        sequence.likely_branch_positions =
+            [tokens.len(), found.tree_tokens / PAGE_TOKENS * PAGE_TOKENS];
         let copied = match (unfinished, found.partial) {
             (Some((page, _)), _) => sequence.copy(pages, page),
             (None, Some((node, _))) => sequence.copy_node(pages, node),
@@ -100,7 +101,7 @@ impl SequencePages {
         tokens: usize,
         scope: &CacheScope,
     ) -> Self {
-        pages.retain(&path);
+        pages.pin(&path);
         let in_window = pages.pages_in_window(&path, tokens);
         pages.pin_window_pages(in_window);
         let first_window_page = path.len() - in_window.len();
@@ -119,18 +120,18 @@ impl SequencePages {
         let path = std::mem::take(&mut self.path);
         path[self.first_window_page..].iter().for_each(|&node| pages.unpin_window_page(node, true));
         self.first_window_page = 0;
-        pages.release(&path);
+        pages.unpin(&path);
     }
 
-    /// [`SequencePages::find`] for models with recurrent layers: the prefix ends at a state
-    /// checkpoint.
-    fn find_with_state<'a>(
+    /// [`SequencePages::start_from_cache`] for models with recurrent layers: the prefix ends at a
+    /// state checkpoint.
+    fn start_from_checkpoint<'a>(
         pages: &mut PagePool,
         (scope, tokens): (&CacheScope, &[u32]),
         found: Match,
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
-        let divergence = found.seen / PAGE_TOKENS * PAGE_TOKENS;
+        let divergence = found.tree_tokens / PAGE_TOKENS * PAGE_TOKENS;
         // A checkpoint of a running sequence at a later position, in a page that is not full yet.
         let checkpoints = others.flat_map(|(other, other_tokens)| {
             other.checkpoints.iter().map(move |checkpoint| (other, other_tokens, *checkpoint))
@@ -160,7 +161,7 @@ impl SequencePages {
             (None, Some((node, _))) => sequence.copy_node(pages, node),
             (None, None) => true,
         };
-        from.iter().for_each(|&from| pages.touch_state(from));
+        from.iter().for_each(|&from| pages.touch_checkpoint(from));
         sequence.state = pages.take_state();
         if let (true, Some(from), Some(to)) = (has_partial_page, from, sequence.state) {
             // If no other slot was free, the checkpoint itself was taken.
@@ -185,13 +186,13 @@ impl SequencePages {
     /// page does not evict it.
     fn copy_node(&mut self, pages: &mut PagePool, node: NodeId) -> bool {
         let has_window_pages = pages.window_page(node).is_some();
-        pages.retain(&[node]);
+        pages.pin(&[node]);
         pages.pin_window_pages(&[node]);
         let copied = self.copy(pages, pages.page(node));
         if has_window_pages {
             pages.unpin_window_page(node, true);
         }
-        pages.release(&[node]);
+        pages.unpin(&[node]);
         copied
     }
 
@@ -283,7 +284,7 @@ impl SequencePages {
             let tokens = &computed[start..start + PAGE_TOKENS];
             let node =
                 pages.insert(&self.last(), self.next_namespace(), self.own.remove(0), tokens);
-            pages.retain(&[node]);
+            pages.pin(&[node]);
             pages.pin_window_pages(&[node]);
             self.path.push(node);
             self.store_checkpoints(pages, node, start);
@@ -301,9 +302,9 @@ impl SequencePages {
             let is_seen_from = |position: usize| {
                 from < position && pages.windows().first_seen(position) < from + 2 * PAGE_TOKENS
             };
-            let keep_preferred =
+            let evict_last =
                 self.likely_branch_positions.iter().any(|&position| is_seen_from(position));
-            pages.unpin_window_page(self.path[self.first_window_page], keep_preferred);
+            pages.unpin_window_page(self.path[self.first_window_page], evict_last);
             self.first_window_page += 1;
         }
     }
@@ -325,7 +326,7 @@ impl SequencePages {
         self.checkpoints.retain(|&(at, slot)| {
             let is_here = at > start && at <= start + PAGE_TOKENS;
             if is_here {
-                pages.keep_state(node, at - start, slot);
+                pages.store_checkpoint(node, at - start, slot);
             }
             !is_here
         });
@@ -341,7 +342,7 @@ impl SequencePages {
         for (i, page) in std::mem::take(&mut self.own).into_iter().enumerate() {
             if i == 0 && !rest.is_empty() {
                 let node = pages.insert(&parent, namespace, page, rest);
-                pages.keep_window_page_longer(node);
+                pages.evict_window_page_last(node);
                 self.store_checkpoints(pages, node, start);
                 last = Some((node, rest.len()));
             } else {
@@ -350,7 +351,7 @@ impl SequencePages {
         }
         match (self.state.take(), last) {
             (Some(slot), Some((node, tokens))) if !computed.is_empty() => {
-                pages.keep_state(node, tokens, slot)
+                pages.store_checkpoint(node, tokens, slot)
             }
             (Some(slot), _) => pages.release_state(slot),
             (None, _) => {}

@@ -45,11 +45,11 @@ impl PagePool {
 
     /// Adds a checkpoint after `tokens` tokens of a node's page. If there is one already, releases
     /// the slot.
-    pub fn keep_state(&mut self, id: NodeId, tokens: usize, slot: u32) {
+    pub fn store_checkpoint(&mut self, id: NodeId, tokens: usize, slot: u32) {
         let checkpoints = &mut self.node_mut(id).checkpoints;
         match checkpoints.iter().find(|checkpoint| checkpoint.tokens == tokens) {
             Some(&StateCheckpoint { slot: existing, .. }) => {
-                self.touch_state(existing);
+                self.touch_checkpoint(existing);
                 self.slots.release(slot);
             }
             None => {
@@ -61,23 +61,24 @@ impl PagePool {
     }
 
     /// Marks a checkpoint as used.
-    pub fn touch_state(&mut self, slot: u32) {
+    pub fn touch_checkpoint(&mut self, slot: u32) {
         self.slots.checkpoints.touch(slot as usize);
     }
 
     /// Finds the prefix of `tokens` up to the last checkpoint. A sibling of the longest match can
     /// have a later checkpoint.
-    pub(super) fn find_state(&self, scope: &CacheScope, tokens: &[u32]) -> Match {
+    pub(super) fn find_with_checkpoint(&self, scope: &CacheScope, tokens: &[u32]) -> Match {
         let (mut path, mut found) = (Vec::new(), None);
         let (mut children, mut rest) =
             (self.roots.get(&scope.key).map_or(&[][..], |roots| roots), tokens);
         loop {
             let visible = self.visible(children, scope.namespace_of_page(path.len()));
             let common = visible.map(|id| (id, self.common(id, rest)));
-            let states =
-                common.clone().filter_map(|(id, common)| Some((id, self.last_state(id, common)?)));
-            if let Some((id, kept)) = states.max_by_key(|(_, kept)| kept.tokens) {
-                found = Some((path.len(), id, kept));
+            let states = common
+                .clone()
+                .filter_map(|(id, common)| Some((id, self.last_checkpoint(id, common)?)));
+            if let Some((id, checkpoint)) = states.max_by_key(|(_, checkpoint)| checkpoint.tokens) {
+                found = Some((path.len(), id, checkpoint));
             }
             let Some((id, _)) = { common }.find(|(_, common)| *common == PAGE_TOKENS) else {
                 break;
@@ -85,44 +86,45 @@ impl PagePool {
             path.push(id);
             (children, rest) = (&self.node(id).children, &rest[PAGE_TOKENS..]);
         }
-        found.map_or_else(Match::default, |(depth, id, kept)| {
+        found.map_or_else(Match::default, |(depth, id, checkpoint)| {
             path.truncate(depth);
-            up_to(path, id, kept)
+            match_up_to_checkpoint(path, id, checkpoint)
         })
     }
 
     /// Shortens a cached prefix to its last checkpoint.
     pub(super) fn truncate_to_checkpoint(&self, found: Match) -> Match {
         let Match { mut path, partial, .. } = found;
-        if let Some((id, kept)) =
-            partial.and_then(|(id, most)| Some((id, self.last_state(id, most)?)))
+        if let Some((id, checkpoint)) =
+            partial.and_then(|(id, max)| Some((id, self.last_checkpoint(id, max)?)))
         {
-            return up_to(path, id, kept);
+            return match_up_to_checkpoint(path, id, checkpoint);
         }
         while let Some(id) = path.pop() {
-            if let Some(kept) = self.last_state(id, PAGE_TOKENS) {
-                return up_to(path, id, kept);
+            if let Some(checkpoint) = self.last_checkpoint(id, PAGE_TOKENS) {
+                return match_up_to_checkpoint(path, id, checkpoint);
             }
         }
         Match::default()
     }
 
-    /// Last checkpoint of a node at or before position `most` of its page.
-    fn last_state(&self, id: NodeId, most: usize) -> Option<StateCheckpoint> {
-        let kept = self.node(id).checkpoints.iter().filter(|kept| kept.tokens <= most);
-        kept.max_by_key(|kept| kept.tokens).copied()
+    /// Last checkpoint of a node at or before position `max` of its page.
+    fn last_checkpoint(&self, id: NodeId, max: usize) -> Option<StateCheckpoint> {
+        let checkpoint =
+            self.node(id).checkpoints.iter().filter(|checkpoint| checkpoint.tokens <= max);
+        checkpoint.max_by_key(|checkpoint| checkpoint.tokens).copied()
     }
 }
 
 /// Cached prefix up to a checkpoint of the node after `path`.
-fn up_to(mut path: Vec<NodeId>, id: NodeId, kept: StateCheckpoint) -> Match {
-    let partial = if kept.tokens == PAGE_TOKENS {
+fn match_up_to_checkpoint(mut path: Vec<NodeId>, id: NodeId, checkpoint: StateCheckpoint) -> Match {
+    let partial = if checkpoint.tokens == PAGE_TOKENS {
         path.push(id);
         None
     } else {
-        Some((id, kept.tokens))
+        Some((id, checkpoint.tokens))
     };
-    Match { path, partial, state: Some(kept.slot), seen: 0 }
+    Match { path, partial, state: Some(checkpoint.slot), tree_tokens: 0 }
 }
 
 #[cfg(test)]
@@ -156,22 +158,22 @@ mod tests {
     #[test]
     fn a_cached_prefix_ends_at_the_last_checkpoint() {
         let (mut pages, tokens, [first, second, third]) = three_pages();
-        assert_eq!(find(&pages, &tokens), Match { seen: 138, ..Match::default() });
+        assert_eq!(find(&pages, &tokens), Match { tree_tokens: 138, ..Match::default() });
         let slots = [(); 3].map(|()| pages.take_state().unwrap());
         assert_eq!(pages.take_state(), None);
-        pages.keep_state(first, 64, slots[0]);
+        pages.store_checkpoint(first, 64, slots[0]);
         let found = find(&pages, &tokens);
         assert_eq!(
             (&found.path[..], found.partial, found.state),
             (&[first][..], None, Some(slots[0]))
         );
-        pages.keep_state(second, 5, slots[1]);
+        pages.store_checkpoint(second, 5, slots[1]);
         let found = find(&pages, &tokens);
         assert_eq!(
             (found.partial, found.state, found.tokens()),
             (Some((second, 5)), Some(slots[1]), 69)
         );
-        pages.keep_state(third, 9, slots[2]);
+        pages.store_checkpoint(third, 9, slots[2]);
         assert_eq!(find(&pages, &tokens).tokens(), 137);
         // A prompt that diverges before the last checkpoint finds the previous one.
         assert_eq!(find(&pages, &tokens[..136]).tokens(), 69);
@@ -192,13 +194,13 @@ mod tests {
         let second = add(&mut pages, &leaf(30, 600));
         let third = add(&mut pages, &leaf(20, 700));
         let slots = [(); 3].map(|()| pages.take_state().unwrap());
-        pages.keep_state(first, 29, slots[0]);
-        pages.keep_state(second, 34, slots[1]);
-        pages.keep_state(third, 10, slots[2]);
+        pages.store_checkpoint(first, 29, slots[0]);
+        pages.store_checkpoint(second, 34, slots[1]);
+        pages.store_checkpoint(third, 10, slots[2]);
         let prompt = leaf(30, 800);
         let found = find(&pages, &prompt);
         assert_eq!(
-            (found.partial, found.state, found.seen),
+            (found.partial, found.state, found.tree_tokens),
             (Some((first, 29)), Some(slots[0]), 30)
         );
         // A shorter prompt finds the checkpoint of the page that diverges earlier.
@@ -210,11 +212,11 @@ mod tests {
         let (mut pages, tokens, [first, second, third]) = three_pages();
         for (node, at) in [(first, 64), (second, 64), (third, 3)] {
             let slot = pages.take_state().unwrap();
-            pages.keep_state(node, at, slot);
+            pages.store_checkpoint(node, at, slot);
         }
         assert_eq!(pages.states_available(), 3);
         let oldest = find(&pages, &full(0)).state.unwrap();
-        pages.touch_state(oldest);
+        pages.touch_checkpoint(oldest);
         // That of the second page.
         pages.take_state().unwrap();
         assert_eq!(find(&pages, &tokens[..128]).tokens(), 64);
@@ -223,7 +225,7 @@ mod tests {
         pages.take().unwrap();
         pages.take().unwrap();
         assert_eq!(pages.states_available(), 2);
-        assert_eq!(find(&pages, &tokens).seen, 128);
+        assert_eq!(find(&pages, &tokens).tree_tokens, 128);
     }
 
     #[test]
@@ -231,7 +233,7 @@ mod tests {
         let (mut pages, _, [first, ..]) = three_pages();
         for _ in 0..5 {
             let slot = pages.take_state().unwrap();
-            pages.keep_state(first, 64, slot);
+            pages.store_checkpoint(first, 64, slot);
         }
         assert_eq!((pages.states_available(), pages.slots.free.len()), (3, 2));
     }

@@ -19,13 +19,13 @@ pub(super) struct WindowPages {
     /// Nodes with an unpinned window page.
     pub idle: LruList,
     /// Nodes with an unpinned window page that is evicted last.
-    pub idle_preferred: LruList,
+    pub idle_evict_last: LruList,
 }
 
 impl WindowPages {
     /// Number of unpinned window pages.
     pub fn idle_count(&self) -> usize {
-        self.idle.len() + self.idle_preferred.len()
+        self.idle.len() + self.idle_evict_last.len()
     }
 }
 
@@ -58,19 +58,20 @@ impl PagePool {
 
     /// Number of window pages that a sequence with these cached nodes can take without preemption.
     pub fn window_pages_available(&self, path: &[NodeId]) -> usize {
-        let is_idle = |id: &&NodeId| self.node(**id).window.as_ref().is_some_and(|w| w.users == 0);
+        let is_idle =
+            |id: &&NodeId| self.node(**id).window.as_ref().is_some_and(|w| w.pin_count == 0);
         let own = path.iter().filter(is_idle).count();
         self.window_pages.free.len() + self.window_pages.idle_count() - own
     }
 
     /// Takes a window page; evicts one if needed: the least recently used one without
-    /// `keep_preferred`, else the least recently used.
+    /// `evict_last`, else the least recently used.
     pub fn take_window_page(&mut self) -> Option<u32> {
         let pages = &mut self.window_pages;
         if let Some(page) = pages.free.pop() {
             return Some(page);
         }
-        let oldest = pages.idle.pop().or_else(|| pages.idle_preferred.pop())?;
+        let oldest = pages.idle.pop().or_else(|| pages.idle_evict_last.pop())?;
         self.node_mut(NodeId(oldest)).window.take().map(|window| window.page)
     }
 
@@ -84,7 +85,7 @@ impl PagePool {
         match &mut self.node_mut(id).window {
             Some(_) => self.release_window_page(page),
             none => {
-                *none = Some(WindowPage { page, users: 0, keep_preferred: false });
+                *none = Some(WindowPage { page, pin_count: 0, evict_last: false });
                 self.window_pages.idle.push(id.0);
             }
         }
@@ -94,7 +95,7 @@ impl PagePool {
     pub(super) fn drop_window_page(&mut self, id: NodeId, window: Option<WindowPage>) {
         if let Some(window) = window {
             self.window_pages.idle.remove(id.0);
-            self.window_pages.idle_preferred.remove(id.0);
+            self.window_pages.idle_evict_last.remove(id.0);
             self.release_window_page(window.page);
         }
     }
@@ -108,27 +109,27 @@ impl PagePool {
     pub fn pin_window_pages(&mut self, nodes: &[NodeId]) {
         for &id in nodes {
             if let Some(window) = &mut self.node_mut(id).window {
-                window.users += 1;
+                window.pin_count += 1;
                 self.window_pages.idle.remove(id.0);
-                self.window_pages.idle_preferred.remove(id.0);
+                self.window_pages.idle_evict_last.remove(id.0);
             }
         }
     }
 
-    /// Undoes [`PagePool::pin_window_pages`] for a node; `keep_preferred` makes it evicted last.
-    pub fn unpin_window_page(&mut self, id: NodeId, keep_preferred: bool) {
+    /// Undoes [`PagePool::pin_window_pages`] for a node; `evict_last` makes it evicted last.
+    pub fn unpin_window_page(&mut self, id: NodeId, evict_last: bool) {
         let Some(window) = &mut self.node_mut(id).window else { return };
-        window.users -= 1;
-        window.keep_preferred |= keep_preferred;
-        match (window.users, window.keep_preferred) {
+        window.pin_count -= 1;
+        window.evict_last |= evict_last;
+        match (window.pin_count, window.evict_last) {
             (0, false) => self.window_pages.idle.push(id.0),
-            (0, true) => self.window_pages.idle_preferred.push(id.0),
+            (0, true) => self.window_pages.idle_evict_last.push(id.0),
             _ => {}
         }
     }
 
     /// Marks the window page of a node as one to evict last.
-    pub fn keep_window_page_longer(&mut self, id: NodeId) {
+    pub fn evict_window_page_last(&mut self, id: NodeId) {
         self.pin_window_pages(&[id]);
         self.unpin_window_page(id, true);
     }
@@ -150,7 +151,7 @@ impl PagePool {
         if !self.has_window_pages() {
             return found;
         }
-        let Match { mut path, mut partial, state, seen } = found;
+        let Match { mut path, mut partial, state, tree_tokens } = found;
         loop {
             let tokens = path.len() * PAGE_TOKENS + partial.map_or(0, |(_, tokens)| tokens);
             let is_there = |id: NodeId| self.node(id).window.is_some();
@@ -159,17 +160,17 @@ impl PagePool {
                 partial = None;
                 continue;
             }
-            let kept = self
+            let checkpoint = self
                 .pages_in_window(&path, tokens)
                 .iter()
                 .rev()
                 .take_while(|&&id| is_there(id))
                 .count();
-            if kept == self.pages_in_window(&path, tokens).len() {
-                return Match { path, partial, state, seen };
+            if checkpoint == self.pages_in_window(&path, tokens).len() {
+                return Match { path, partial, state, tree_tokens };
             }
             // The prefix ends before the missing page.
-            path.truncate(path.len() - kept - 1);
+            path.truncate(path.len() - checkpoint - 1);
             partial = None;
         }
     }

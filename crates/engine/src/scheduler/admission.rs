@@ -53,16 +53,16 @@ impl Scheduler {
         if !self.pages.has_window_pages() {
             return false;
         }
-        let most = self.pages.windows().pages(1);
+        let max = self.pages.windows().pages(1);
         let needs = |tokens: usize| (tokens + 1).div_ceil(PAGE_TOKENS);
         let in_window = self.pages.pages_in_window(path, path.len() * PAGE_TOKENS);
-        let mut lacking = needs(tokens).min(most).saturating_sub(in_window.len());
+        let mut lacking = needs(tokens).min(max).saturating_sub(in_window.len());
         let beyond = |tokens: usize, computed: usize| {
-            needs(tokens).saturating_sub(most).min((tokens - computed).div_ceil(PAGE_TOKENS))
+            needs(tokens).saturating_sub(max).min((tokens - computed).div_ceil(PAGE_TOKENS))
         };
         let mut chunk = beyond(tokens, path.len() * PAGE_TOKENS);
         for s in &self.running {
-            let needed = needs(s.tokens.len()).min(most);
+            let needed = needs(s.tokens.len()).min(max);
             lacking += needed.saturating_sub(s.pages.window_pages());
             chunk += if s.is_decoding() { 0 } else { beyond(s.tokens.len(), s.computed) };
         }

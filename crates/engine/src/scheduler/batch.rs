@@ -71,9 +71,9 @@ impl Scheduler {
         let (mut decoding, prompts): (Vec<&SequenceState>, Vec<&SequenceState>) =
             self.running.iter().filter(|s| s.is_ready).partition(|s| s.is_decoding());
         let results = self.limits.output_rows.min(self.limits.num_batch);
-        let most = (results - prompts.len().min(results / PROMPT_RESULT_SHARE)).max(1);
-        let most = most.min(self.fair_decode_rows(&decoding));
-        if decoding.len() > most {
+        let max = (results - prompts.len().min(results / PROMPT_RESULT_SHARE)).max(1);
+        let max = max.min(self.fair_decode_rows(&decoding));
+        if decoding.len() > max {
             decoding.sort_by_key(|s| (s.last_scheduled, s.admitted));
             let mut rounds = HashMap::<u64, usize>::new();
             let mut next_round = |s: &SequenceState| {
@@ -84,7 +84,7 @@ impl Scheduler {
             let mut by_round: Vec<_> = decoding.into_iter().map(|s| (next_round(s), s)).collect();
             // The sort is stable: within a round, the longest waiting sequence is first.
             by_round.sort_by_key(|(round, _)| *round);
-            decoding = by_round.into_iter().take(most).map(|(_, s)| s).collect();
+            decoding = by_round.into_iter().take(max).map(|(_, s)| s).collect();
         }
         decoding.into_iter().map(|s| PlannedRows { id: s.id, rows: 1 }).collect()
     }
@@ -100,12 +100,12 @@ impl Scheduler {
             return usize::MAX;
         }
         let fewest = counts.values().min().copied().unwrap_or(1);
-        let least = clients * fewest;
+        let min = clients * fewest;
         if self.decode_cost.is_probe_due() {
-            return least;
+            return min;
         }
         let slowest = clients as f64 * self.decode_cost.ratio(fewest);
-        self.decode_cost.rows_within(slowest).max(least)
+        self.decode_cost.rows_within(slowest).max(min)
     }
 
     /// Adds prompt rows, least-served client first.
@@ -118,22 +118,22 @@ impl Scheduler {
         let mut budget = self.prompt_row_budget(chosen.len());
         let has_states = self.pages.has_states();
         let exact = if has_states { 1 } else { self.limits.max_bit_exact_rows.max(1) };
-        let mut scores = self.limits.scored_rows.saturating_sub(chosen.len()).max(1);
+        let mut logits_left = self.limits.prompt_logits_rows.saturating_sub(chosen.len()).max(1);
         let mut results = self.limits.output_rows.saturating_sub(chosen.len()).max(1);
         for s in prompts {
             let left = s.tokens.len() - s.computed;
             // The last token is computed in its own step, as it is after a cache hit, so that a
             // repeated prompt gets the same bits.
-            let most = if left > exact { left - 1 } else { left };
-            let mut rows = most.min(budget);
+            let max = if left > exact { left - 1 } else { left };
+            let mut rows = max.min(budget);
             if has_states {
                 // State checkpoints are made between steps.
                 let checkpoint = s.pages.next_checkpoint(s.computed, s.tokens.len());
                 rows = rows.min(checkpoint.saturating_sub(s.computed));
             }
             if s.has_prompt_logprobs_left() {
-                rows = rows.min(scores);
-                scores -= rows;
+                rows = rows.min(logits_left);
+                logits_left -= rows;
             }
             if rows == left {
                 rows -= usize::from(results == 0);
@@ -172,13 +172,13 @@ impl Scheduler {
     /// Rows for prompts in a step with `decoding` decoding sequences.
     fn prompt_row_budget(&self, decoding: usize) -> usize {
         let left = self.limits.num_batch.saturating_sub(decoding);
-        let (target, least) = match self.running.iter().any(SequenceState::is_decoding) {
+        let (target, min) = match self.running.iter().any(SequenceState::is_decoding) {
             true => (self.prompt_time(decoding), MIN_CHUNK),
             false => (PREFILL_STEP_TARGET, FIRST_CHUNK),
         };
         let quick = (self.prefill_rate * target.as_secs_f64()) as usize;
         // At least one row, even if decoding sequences fill the batch.
-        left.min(quick.max(least)).max(1)
+        left.min(quick.max(min)).max(1)
     }
 
     /// Time of the prompts in a step with `rows` decoding sequences. Clients that only decode get

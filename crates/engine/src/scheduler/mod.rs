@@ -44,7 +44,7 @@ pub struct SchedulerLimits {
     /// Number of output rows that every step has room for.
     pub output_rows: usize,
     /// Largest number of output rows of a step that scores prompts.
-    pub scored_rows: usize,
+    pub prompt_logits_rows: usize,
     /// Largest batch for which each row's result is bit-identical to running that row alone.
     pub max_bit_exact_rows: usize,
 }
@@ -127,7 +127,7 @@ impl Scheduler {
     pub fn new(pages: PagePool, limits: SchedulerLimits) -> Self {
         let limits = SchedulerLimits {
             num_batch: limits.num_batch.max(1),
-            max_sequences: limits.max_sequences.map(|most| most.max(1)),
+            max_sequences: limits.max_sequences.map(|max| max.max(1)),
             ..limits
         };
         Self {
@@ -267,8 +267,12 @@ impl Scheduler {
     fn start(&mut self, sequence: &mut SequenceState) -> Start {
         let cacheable = &sequence.tokens[..sequence.cacheable()];
         let others = self.running.iter().map(|s| (&s.pages, &s.tokens[..s.computed]));
-        let (pages, cached) =
-            SequencePages::find(&mut self.pages, &sequence.cache_scope, cacheable, others);
+        let (pages, cached) = SequencePages::start_from_cache(
+            &mut self.pages,
+            &sequence.cache_scope,
+            cacheable,
+            others,
+        );
         (sequence.pages, sequence.computed) = (pages, cached);
         Start { id: sequence.id, cached }
     }

@@ -55,8 +55,8 @@ impl Scheduler {
             return false;
         }
         uses.retain(|_, used| used.sequences > sequences && (!lacks_pages || used.pages > pages));
-        let most = uses.iter().max_by_key(|(_, used)| (used.pages, used.sequences));
-        let Some((&client, _)) = most else { return false };
+        let max = uses.iter().max_by_key(|(_, used)| (used.pages, used.sequences));
+        let Some((&client, _)) = max else { return false };
         let of_client = (0..self.running.len()).filter(|&i| self.running[i].client == client);
         let newest = of_client.max_by_key(|&i| self.running[i].admitted);
         newest.is_some_and(|at| {
@@ -67,7 +67,7 @@ impl Scheduler {
 
     /// Whether no further sequence can run, however many pages are free.
     pub(super) fn is_full(&self) -> bool {
-        self.limits.max_sequences.is_some_and(|most| self.running.len() >= most)
+        self.limits.max_sequences.is_some_and(|max| self.running.len() >= max)
     }
 
     /// Moves a running sequence to the front of the queue. Its pages go to the prefix tree.

@@ -17,7 +17,7 @@ pub struct SequenceRows {
     /// Whether the rows are prompt rows.
     pub prompt: bool,
     /// Result rows that score the prompt.
-    pub scores: Range<usize>,
+    pub prompt_logits: Range<usize>,
     /// Result rows with logits to sample from.
     pub outputs: Range<usize>,
     /// Draft tokens, which have the rows behind.
@@ -49,11 +49,20 @@ impl Scheduler {
             if !plan.encodes && cached_tokens + rows == s.tokens.len() {
                 input.outputs.extend((first_row + rows - 1..first_row + all).map(|row| row as u32));
             }
-            let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
+            let (prompt_logits, outputs) =
+                (first_score..first_output, first_output..input.outputs.len());
             input.segments.push(s.pages.segment(&self.pages, first_row, all, cached_tokens));
             input.adapter_scales.push(s.cache_scope.key.adapter_scales.clone());
             let prompt = !s.is_decoding();
-            parts.push(SequenceRows { id: s.id, first_row, rows, prompt, scores, outputs, draft });
+            parts.push(SequenceRows {
+                id: s.id,
+                first_row,
+                rows,
+                prompt,
+                prompt_logits,
+                outputs,
+                draft,
+            });
         }
         (input, parts)
     }

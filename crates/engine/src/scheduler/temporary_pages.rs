@@ -58,9 +58,9 @@ impl Scheduler {
         }
         if self.pages.has_window_pages() {
             let rows = self.limits.num_batch.min(tokens);
-            let most = self.pages.windows().pages(rows).min(taken.pages.len());
-            taken.window_pages.extend((0..most).map_while(|_| self.pages.take_window_page()));
-            if taken.window_pages.len() < most {
+            let max = self.pages.windows().pages(rows).min(taken.pages.len());
+            taken.window_pages.extend((0..max).map_while(|_| self.pages.take_window_page()));
+            if taken.window_pages.len() < max {
                 return false;
             }
         }

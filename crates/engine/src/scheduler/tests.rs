@@ -12,7 +12,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     num_batch: 128,
     max_sequences: Some(4),
     output_rows: 4,
-    scored_rows: 32,
+    prompt_logits_rows: 32,
     max_bit_exact_rows: 1,
 };
 
@@ -420,7 +420,7 @@ fn prompts_that_are_scored_take_as_many_rows_as_logits_can_be_read() {
     assert_eq!(rows(&plan), [(1, 32)]);
     let (input, parts) = scheduler.step_input(&plan, HashMap::new());
     assert_eq!(input.outputs, (0..32).collect::<Vec<u32>>());
-    assert_eq!((parts[0].scores.clone(), parts[0].outputs.clone()), (0..32, 32..32));
+    assert_eq!((parts[0].prompt_logits.clone(), parts[0].outputs.clone()), (0..32, 32..32));
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub struct BlockDrafter {
     head_times: RollingMedian,
 }
 
-/// A draft while its tokens are drawn.
+/// A draft while its tokens are sampled.
 struct DraftInProgress {
     /// Index of the request.
     index: usize,
@@ -218,9 +218,9 @@ fn keep_largest(logits: &mut [f32], n: usize) {
         return;
     }
     let mut sorted = logits.to_vec();
-    let (.., least, _) = sorted.select_nth_unstable_by(n.max(1) - 1, |a, b| b.total_cmp(a));
-    let least = *least;
-    logits.iter_mut().filter(|logit| **logit < least).for_each(|logit| *logit = f32::NEG_INFINITY);
+    let (.., min, _) = sorted.select_nth_unstable_by(n.max(1) - 1, |a, b| b.total_cmp(a));
+    let min = *min;
+    logits.iter_mut().filter(|logit| **logit < min).for_each(|logit| *logit = f32::NEG_INFINITY);
 }
 
 #[cfg(test)]

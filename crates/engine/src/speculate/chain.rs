@@ -48,7 +48,7 @@ struct PendingRows {
     states: Vec<f32>,
 }
 
-/// A draft while its tokens are drawn.
+/// A draft while its tokens are sampled.
 struct DraftInProgress {
     /// Index of the request.
     index: usize,
@@ -271,7 +271,7 @@ mod tests {
     fn a_draft_begins_only_with_the_state_that_the_newest_token_was_sampled_from() {
         let mut chain = ChainDrafter::new(2, DraftCache::Target);
         let held = SequencePages::default();
-        let request = |id, tokens, most| request(id, tokens, most, &held);
+        let request = |id, tokens, max| request(id, tokens, max, &held);
         assert!(chain.begin(0, &request(1, &[5, 6], 3)).is_none(), "nothing is known");
         chain.record_step(RequestId(1), 1, &[1.0, 2.0, 3.0, 4.0], output(1));
         let in_progress = chain.begin(0, &request(1, &[5, 6], 3)).unwrap();

@@ -32,8 +32,9 @@ const MIN_ROW_COST: f64 = 0.02;
 const MAX_COST_WITHOUT_DRAFT: f64 = 1.10;
 /// Bound of a measured ratio; larger ones come from other load.
 const MAX_COST_RATIO: f64 = 4.0;
-const PLAIN_WINDOW: usize = 3;
-const RATIO_WINDOW: usize = 7;
+/// Number of latest measurements of plain steps and of cost ratios; their medians count.
+const PLAIN_STEP_SAMPLES: usize = 3;
+const COST_RATIO_SAMPLES: usize = 7;
 
 /// Measured cost of a step relative to the plain step of as many sequences.
 #[derive(Debug, Clone, Default)]
@@ -193,7 +194,7 @@ impl CostModel {
     pub fn record_plain_step(&mut self, seconds: f64) {
         self.steps += 1;
         self.steps_since_plain = 0;
-        self.plain.push(seconds, PLAIN_WINDOW);
+        self.plain.push(seconds, PLAIN_STEP_SAMPLES);
         self.add_credit(CREDIT_PER_STEP);
     }
 
@@ -218,7 +219,7 @@ impl CostModel {
         self.steps_since_plain += 1;
         let Some(plain) = self.plain.median() else { return };
         let cost = self.costs.entry((n, rows)).or_default();
-        cost.ratios.push((seconds / plain).min(MAX_COST_RATIO), RATIO_WINDOW);
+        cost.ratios.push((seconds / plain).min(MAX_COST_RATIO), COST_RATIO_SAMPLES);
         cost.measured_at = self.steps;
         let ratio =
             cost.ratios.median().unwrap_or(1.0) + (draft_seconds / plain).min(MAX_COST_RATIO);

@@ -32,7 +32,7 @@ impl Default for LookupDrafter {
 }
 
 impl Drafter for LookupDrafter {
-    fn draft(&mut self, tokens: &[u32], most: usize) -> Option<Draft> {
+    fn draft(&mut self, tokens: &[u32], max: usize) -> Option<Draft> {
         self.long.extend(tokens);
         self.short.extend(tokens);
         let found = self
@@ -40,13 +40,13 @@ impl Drafter for LookupDrafter {
             .find(tokens, LONG_MAX_LINKS)
             .or_else(|| self.short.find(tokens, SHORT_MAX_LINKS));
         let (at, common) = found?;
-        let mut draft: Vec<u32> = Vec::with_capacity(most);
-        for i in at..at + most {
+        let mut draft: Vec<u32> = Vec::with_capacity(max);
+        for i in at..at + max {
             // Past the end of the text the draft repeats itself: the period may be shorter than the
             // draft.
             draft.push(tokens.get(i).copied().unwrap_or_else(|| draft[i - tokens.len()]));
         }
-        (most > 0).then(|| Draft { tokens: draft, kind: DraftKind::of_match(common) })
+        (max > 0).then(|| Draft { tokens: draft, kind: DraftKind::of_match(common) })
     }
 
     fn reset(&mut self) {
@@ -107,7 +107,7 @@ impl Chains {
             let pairs = tokens[..at].iter().rev().zip(tokens.iter().rev());
             let common = pairs.take(MAX_MATCH_TOKENS).take_while(|(a, b)| a == b).count();
             // Different grams can share a hash.
-            if common >= self.n && best.is_none_or(|(_, most)| common > most) {
+            if common >= self.n && best.is_none_or(|(_, max)| common > max) {
                 best = Some((at, common));
                 if common == MAX_MATCH_TOKENS {
                     break;
@@ -124,8 +124,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn draft(tokens: &[u32], most: usize) -> Option<(Vec<u32>, DraftKind)> {
-        LookupDrafter::default().draft(tokens, most).map(|g| (g.tokens, g.kind))
+    fn draft(tokens: &[u32], max: usize) -> Option<(Vec<u32>, DraftKind)> {
+        LookupDrafter::default().draft(tokens, max).map(|g| (g.tokens, g.kind))
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl DraftRequest<'_> {
     }
 }
 
-/// A draft while its tokens are drawn.
+/// A draft while its tokens are sampled.
 struct DraftInProgress<'a> {
     request: &'a DraftRequest<'a>,
     /// Index of the request.
@@ -166,7 +166,7 @@ impl ModelDrafter {
     /// Memory that a draft model takes with the options of its target.
     pub fn plan(draft: DraftModel, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
         let options = draft_options(options);
-        let mut executor = ModelExecutor::bare(&draft.view, draft.backend, &options, None)?;
+        let mut executor = ModelExecutor::load_weights(&draft.view, draft.backend, &options, None)?;
         check_autoregressive(&executor)?;
         check_can_roll_back(&executor)?;
         executor.memory(&options)
@@ -267,8 +267,12 @@ impl ModelDrafter {
                 // Adapters do not apply to the draft model.
                 let key = PrefixTreeKey::default();
                 let scope = CacheScope { key, ..request.pages.scope().clone() };
-                let (pages, computed) =
-                    SequencePages::find(&mut self.pages, &scope, known, std::iter::empty());
+                let (pages, computed) = SequencePages::start_from_cache(
+                    &mut self.pages,
+                    &scope,
+                    known,
+                    std::iter::empty(),
+                );
                 self.executor.copy(self.pages.take_copies());
                 DraftSequence { pages, computed, draft: Vec::new(), is_prompt_computed: false }
             });

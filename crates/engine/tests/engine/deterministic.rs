@@ -66,8 +66,8 @@ fn results_are_independent_of_threads_chunks_and_other_sequences() {
 fn compare(path: &str, level: &str) -> usize {
     let mut one = evaluator(path, level, 1);
     // The large model exceeds a split of attention.
-    let most = if path.contains("cria") { 600 } else { 150 };
-    let (context, vocab) = (one.info().n_ctx.min(most), one.info().n_vocab as u32);
+    let max = if path.contains("cria") { 600 } else { 150 };
+    let (context, vocab) = (one.info().n_ctx.min(max), one.info().n_vocab as u32);
     if !one.info().can_generate {
         return 0;
     }

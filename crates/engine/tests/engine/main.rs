@@ -182,7 +182,7 @@ fn the_next_turn_of_a_chat_computes_only_what_is_new() {
     let (answer, summary) = run(&engine, request(&engine, &first));
     let next = format!("{first}{answer}<|im_end|>\n{}", chat("And the currency?"));
     let (_, second) = run(&engine, request(&engine, &next));
-    // The end token was drawn but not computed.
+    // The end token was sampled but not computed.
     assert_eq!(second.cached_tokens, summary.tokens.len() - 1);
 }
 
@@ -275,7 +275,7 @@ fn a_context_limit_applies_only_to_its_request() {
     };
     let (_, ended) = run(&engine, small(false));
     assert_eq!(ended.finish, FinishReason::Length);
-    assert_eq!(ended.tokens.len(), 33, "the last one is drawn, and does not fit");
+    assert_eq!(ended.tokens.len(), 33, "the last one is sampled, and does not fit");
     let (_, shifted) = run(&engine, small(true));
     assert!(shifted.generated_tokens == 60 && shifted.shifted_tokens > 0, "{shifted:?}");
     let (_, whole) = run(&engine, Request { context: None, ..small(false) });

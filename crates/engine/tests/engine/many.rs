@@ -59,15 +59,15 @@ fn concurrency_is_limited_by_pages() {
             ..EngineOptions::default()
         };
         let (engine, lock, _) = hanging(ZOO, &options);
-        let (engine, most) = (Arc::new(engine), Arc::new(AtomicUsize::new(0)));
-        let (weak, highest) = (Arc::downgrade(&engine), most.clone());
+        let (engine, max) = (Arc::new(engine), Arc::new(AtomicUsize::new(0)));
+        let (weak, highest) = (Arc::downgrade(&engine), max.clone());
         let look = move |_: usize, _: &Event| {
             let running = weak.upgrade().map_or(0, |engine| engine.stats().running);
             highest.fetch_max(running, Ordering::Relaxed);
         };
         run_all(&engine, &lock, (0..100).map(|n| nth(n, 50)).collect(), look);
-        let most = most.load(Ordering::Relaxed);
-        assert!(bounds.contains(&most), "{most} ran at once with {pages} pages");
+        let max = max.load(Ordering::Relaxed);
+        assert!(bounds.contains(&max), "{max} ran at once with {pages} pages");
         wait_until_idle(&engine);
         assert_eq!(engine.stats().pages_held, 0);
     }
@@ -96,8 +96,8 @@ fn sequences_progress_evenly_with_too_few_rows_per_step() {
     run_all(&Arc::new(engine), &lock, (0..40).map(alike).collect(), count);
     let counts = counts.lock().unwrap().1.clone().unwrap();
     // The first requests generate while the prompts of the others are computed.
-    let least = *counts.iter().min().unwrap();
-    assert!(least >= 30, "when the first had 60 tokens, the others had {counts:?}");
+    let min = *counts.iter().min().unwrap();
+    assert!(min >= 30, "when the first had 60 tokens, the others had {counts:?}");
 }
 
 #[test]

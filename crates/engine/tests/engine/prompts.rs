@@ -77,9 +77,9 @@ fn log_probabilities_of_a_prompt_are_the_reference_s_however_it_is_cut() {
                 );
                 // Tokens with nearly equal logits may exchange ranks.
                 let above = |than: f64| logits.iter().filter(|l| **l > than).count();
-                let (least, most) = (above(logits[next] + 0.02) + 1, above(logits[next] - 0.02));
+                let (min, max) = (above(logits[next] + 0.02) + 1, above(logits[next] - 0.02));
                 assert!(
-                    (least..=most.max(1)).contains(&(token.rank as usize)),
+                    (min..=max.max(1)).contains(&(token.rank as usize)),
                     "{name}, {at}: {}",
                     token.rank
                 );

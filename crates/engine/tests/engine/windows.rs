@@ -70,11 +70,11 @@ fn nth(n: u32, shared: u32, own: u32) -> Vec<u32> {
 
 /// Log-probabilities of all tokens as text with all digits, and the summary.
 fn heard(events: &Receiver<Event>) -> (String, GenerationStats) {
-    let mut drawn = String::new();
+    let mut sampled = String::new();
     loop {
         match events.recv_timeout(Duration::from_secs(60)).expect("a request ends") {
-            Event::Piece(piece) => drawn += &format!("{:?}\n", piece.logprobs),
-            Event::Done(summary) => return (drawn, summary),
+            Event::Piece(piece) => sampled += &format!("{:?}\n", piece.logprobs),
+            Event::Done(summary) => return (sampled, summary),
             Event::Failed(reason) | Event::Refused(reason) => panic!("{reason}"),
             Event::Prefill { .. } | Event::Prompt(_) => {}
         }
@@ -113,9 +113,9 @@ fn results_far_beyond_the_window_equal_results_with_all_pages() {
     for of in MODELS {
         let engine = open_model(of, &scarce(2048));
         let request = endless(nth(1, 0, 700), 500, 1);
-        let most = Arc::new(AtomicUsize::new(0));
+        let max = Arc::new(AtomicUsize::new(0));
         let (sender, events) = channel();
-        let (seen_most, watched) = (Arc::clone(&most), engine.clone());
+        let (seen_most, watched) = (Arc::clone(&max), engine.clone());
         let sink = move |event| {
             seen_most.fetch_max(watched.stats().window_pages_held, Ordering::Relaxed);
             sender.send(event).is_ok()
@@ -124,10 +124,10 @@ fn results_far_beyond_the_window_equal_results_with_all_pages() {
         let got = heard(&events);
         assert_same(of.0, &got, &alone(of, 2048, &request));
         assert_all_given_back(&engine);
-        let (stats, most) = (engine.stats(), most.load(Ordering::Relaxed));
+        let (stats, max) = (engine.stats(), max.load(Ordering::Relaxed));
         assert_eq!(stats.window_pages, seen(of.1, 100) + 1, "{}", of.0);
         // 1200 tokens have 19 pages.
-        assert!(most > 0 && most <= seen(of.1, 1), "{}: {most} pages held", of.0);
+        assert!(max > 0 && max <= seen(of.1, 1), "{}: {max} pages held", of.0);
         assert!(stats.pages_in_use >= 19 && stats.window_pages_in_use <= stats.window_pages);
     }
 }

@@ -238,8 +238,8 @@ impl<'g> ViewBuilder<'g> {
             Condition::Key(key) => self.metadata.contains(key),
             Condition::NoKey(key) => !self.metadata.contains(key),
             Condition::KeyIs(key, value) => self.int(key) == Some((*value).into()),
-            Condition::KeyAtLeast(key, least) => {
-                self.int(key).is_some_and(|value| value >= i128::from(*least))
+            Condition::KeyAtLeast(key, min) => {
+                self.int(key).is_some_and(|value| value >= i128::from(*min))
             }
             Condition::NoText(key) => match self.metadata.get(key) {
                 None => true,

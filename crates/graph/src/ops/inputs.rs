@@ -21,7 +21,7 @@ impl Op {
             }
             Op::EmbedRows { numbers: x, .. }
             | Op::Linear { x, .. }
-            | Op::LinearOfHeads { x, .. }
+            | Op::PerHeadLinear { x, .. }
             | Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
             | Op::Rope { x, .. }

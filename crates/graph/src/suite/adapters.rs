@@ -12,7 +12,7 @@ use super::schedule::{Schedule, Span};
 use super::{Case, Tolerance};
 use crate::adapter_scales::AdapterScales;
 use crate::adapter_updates::{AdapterUpdates, ControlVector, LowRank};
-use crate::graph::{Graph, HeadLinear, Linear};
+use crate::graph::{Graph, Linear, PerHeadLinear};
 use crate::ops::Op;
 use crate::values::{Index, WeightId};
 
@@ -238,8 +238,8 @@ fn low_rank_heads(ty: TensorType, rows: usize) -> Case {
         let updates = Updates::new(&mut p, input, out_dim, &[heads]);
         p.graph = updated_graph([(w.id, updates.entries(None))]);
         let x = p.input(heads * input);
-        let linear = HeadLinear { w: w.id, input, out: out_dim, heads };
-        let out = p.graph.linear_of_heads("out", &linear, x.id);
+        let linear = PerHeadLinear { w: w.id, input, out: out_dim, heads };
+        let out = p.graph.per_head_linear("out", &linear, x.id);
         p.expect(out, |span| {
             let of_head = |(head, x): (usize, &[f32])| {
                 let x = doubles(x);

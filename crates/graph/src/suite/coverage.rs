@@ -26,7 +26,7 @@ macro_rules! variants {
     };
 }
 
-variants!(OPS, op_name, Op: Embed, EmbedRows, InputRows, Linear, LinearOfHeads, RmsNorm, LayerNorm,
+variants!(OPS, op_name, Op: Embed, EmbedRows, InputRows, Linear, PerHeadLinear, RmsNorm, LayerNorm,
     Rope, Attention, TopKPositions, StoreKv, Glu, Activate, Moe, Add, Concat, Mul, AttnTemperature,
     Scale, ScaleAdapter, AddControlVector, Softcap, MatchNorm, DepthAttention, GaussianTopK,
     StridedColumns, DynamicConv, Unfold, GroupNorm, StreamWeights, ReadStreams, WriteStreams, StreamSimilarityGate, Recur,

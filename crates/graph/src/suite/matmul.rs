@@ -6,7 +6,7 @@ use super::elementwise::doubles;
 use super::problem::{Problem, Tensor};
 use super::schedule::Schedule;
 use super::{Case, Tolerance};
-use crate::graph::{HeadLinear, Linear};
+use crate::graph::{Linear, PerHeadLinear};
 
 /// Whether weights can have a type; the others hold integers, activations or f64.
 fn is_weight_type(ty: TensorType) -> bool {
@@ -66,9 +66,9 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend([1, 12].map(outputs));
     for ty in [TensorType::F32, TensorType::BF16, TensorType::Q8_0, TensorType::Q4_0] {
         for rows in [1, 9, 300] {
-            cases.extend([0, 5].map(|rest| linear_of_heads(ty, rows, rest, true)));
+            cases.extend([0, 5].map(|rest| per_head_linear(ty, rows, rest, true)));
         }
-        cases.push(linear_of_heads(ty, 9, 3, false));
+        cases.push(per_head_linear(ty, 9, 3, false));
     }
     cases
 }
@@ -148,7 +148,7 @@ fn outputs(rows: usize) -> Case {
 }
 
 /// A matrix for each head, or one for all heads; `rest` further columns of each head pass through.
-fn linear_of_heads(ty: TensorType, rows: usize, rest: usize, is_per_head: bool) -> Case {
+fn per_head_linear(ty: TensorType, rows: usize, rest: usize, is_per_head: bool) -> Case {
     let (input, out, heads) = (64, 40, 3);
     let shape =
         format!("rows={rows} width={input} rest={rest} heads={heads} per_head={is_per_head}");
@@ -158,8 +158,8 @@ fn linear_of_heads(ty: TensorType, rows: usize, rest: usize, is_per_head: bool) 
         let shape = [input, out, heads];
         let w = p.random_tensor(ty, if is_per_head { &shape } else { &shape[..2] });
         let x = p.input(heads * (input + rest));
-        let linear = HeadLinear { w: w.id, input, out, heads };
-        let y = p.graph.linear_of_heads("out", &linear, x.id);
+        let linear = PerHeadLinear { w: w.id, input, out, heads };
+        let y = p.graph.per_head_linear("out", &linear, x.id);
         p.expect_rows(y, |token| {
             let of_head = |(head, x): (usize, &[f32])| {
                 let matrix = if is_per_head { head } else { 0 };

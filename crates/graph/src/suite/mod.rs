@@ -62,7 +62,7 @@ impl Tolerance {
     /// The operation computes in f32.
     const F32: Self = Self::any(1e-10);
 
-    /// The same error for both precisions.
+    /// A tolerance with this error in full and in reduced precision.
     const fn any(error: f64) -> Self {
         Self { full: error, reduced: error }
     }

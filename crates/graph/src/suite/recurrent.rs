@@ -143,7 +143,7 @@ fn delta_shapes() -> [DeltaShape; 5] {
         is_by_row: false,
         decay_kind: DecayKind::Unbounded,
     };
-    let bounded = |sign| DecayKind::Bounded { least: -5.0, sign };
+    let bounded = |sign| DecayKind::Bounded { min: -5.0, sign };
     [
         base,
         DeltaShape { tiled: true, runs: (2, 5), ..base },
@@ -221,13 +221,13 @@ fn wkv7_case(steps: Steps, (heads, dim): (usize, usize)) -> Case {
         let mut p = Problem::new(steps.schedule());
         let bonus = p.floats(&[heads * dim]);
         let cols = heads * dim;
-        let [r, k, v, decay, forget] = [(); 5].map(|()| p.input(cols));
-        let rate = p.input_in(Placement::Whole, cols, f32::abs);
+        let [r, k, v, decay, removal_key] = [(); 5].map(|()| p.input(cols));
+        let iclr = p.input_in(Placement::Whole, cols, f32::abs);
         let mut spec = Wkv7Spec { state: 0, heads, dim, bonus: bonus.id };
         spec.state = p.state(spec.values());
-        let all: [&Input; 6] = [&r, &k, &v, &decay, &forget, &rate];
-        let [r, k, v, decay, forget, rate] = all.map(|input| input.id);
-        let recurrence = Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec };
+        let all: [&Input; 6] = [&r, &k, &v, &decay, &removal_key, &iclr];
+        let [r, k, v, decay, removal_key, iclr] = all.map(|input| input.id);
+        let recurrence = Recurrence::Wkv7 { r, k, v, decay, removal_key, iclr, spec };
         let out = p.graph.recur("out", recurrence);
         p.expect(out, |span| wkv7(&spec, span, all, &bonus));
         p

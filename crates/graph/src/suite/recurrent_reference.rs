@@ -121,7 +121,7 @@ pub(super) fn delta(
 fn log_decay(kind: DecayKind, a: f64, x: f64) -> f64 {
     match kind {
         DecayKind::Unbounded => a * softplus(x),
-        DecayKind::Bounded { least, sign } => f64::from(least) * sigmoid(f64::from(sign) * a * x),
+        DecayKind::Bounded { min, sign } => f64::from(min) * sigmoid(f64::from(sign) * a * x),
     }
 }
 
@@ -161,8 +161,8 @@ pub(super) fn wkv(
     })
 }
 
-/// RWKV 7 of `r, k, v, decay, forget, rate`: the results of all heads, then the bonus of the token
-/// itself.
+/// RWKV 7 of `r, k, v, decay, removal_key, iclr`: the results of all heads, then the bonus of the
+/// token itself.
 pub(super) fn wkv7(
     spec: &Wkv7Spec,
     span: &Span,
@@ -174,14 +174,14 @@ pub(super) fn wkv7(
     run(span, |token| {
         let (mut results, mut own) = (Vec::new(), Vec::new());
         for (head, state) in states.iter_mut().enumerate() {
-            let [r, k, v, decay, forget, rate] =
+            let [r, k, v, decay, removal_key, iclr] =
                 inputs.map(|input| columns(input, token, head * dim, dim));
-            let norm = dot(&forget, &forget).sqrt();
-            let removal: Vec<f64> = forget.iter().map(|x| x / norm).collect();
+            let norm = dot(&removal_key, &removal_key).sqrt();
+            let removal: Vec<f64> = removal_key.iter().map(|x| x / norm).collect();
             let known = read(state, &removal);
             let decay = |i: usize| (-sigmoid(decay[i]) / 0.5f64.exp()).exp();
             for (i, row) in state.iter_mut().enumerate() {
-                let forgotten = rate[i] * removal[i];
+                let forgotten = iclr[i] * removal[i];
                 let values = row.iter_mut().zip(&known).zip(&v);
                 values
                     .for_each(|((s, known), v)| *s = decay(i) * *s - forgotten * known + k[i] * v);

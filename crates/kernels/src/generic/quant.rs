@@ -300,7 +300,7 @@ pub(crate) trait QuantSimd: Simd {
         // SAFETY: the contract.
         unsafe { fields::signs_of_words(p, stride) }
     }
-    /// The same, of the top seven bits of 32 words of 16 bits at `p`.
+    /// Signs from the top seven bits of 32 words of 16 bits at `p`.
     #[inline(always)]
     unsafe fn signs_of_halves(p: *const u8) -> [u64; 4] {
         // SAFETY: the contract.

@@ -329,9 +329,9 @@ pub(crate) unsafe fn pool<S: Simd>(mut t: PoolStep<'_>) {
     unsafe {
         columns!(S, n, i, pool_columns(&mut t), {
             let score = t.gate[i] + t.bias[i];
-            let most = t.max[i].max(score);
-            let (left, weight) = ((t.max[i] - most).exp(), (score - most).exp());
-            t.max[i] = most;
+            let largest = t.max[i].max(score);
+            let (left, weight) = ((t.max[i] - largest).exp(), (score - largest).exp());
+            t.max[i] = largest;
             t.sum[i] = t.sum[i] * left + weight;
             t.acc[i] = t.acc[i] * left + weight * t.x[i];
         });
@@ -348,10 +348,10 @@ unsafe fn pool_columns<S: Simd, const U: usize>(t: &mut PoolStep<'_>, i: usize) 
             let (max, sum, acc) =
                 (t.max.as_mut_ptr().add(i), t.sum.as_mut_ptr().add(i), t.acc.as_mut_ptr().add(i));
             let before = S::load(max);
-            let most = S::max(before, score);
-            let left = exp_negative::<S>(S::sub(before, most));
-            let weight = exp_negative::<S>(S::sub(score, most));
-            S::store(max, most);
+            let largest = S::max(before, score);
+            let left = exp_negative::<S>(S::sub(before, largest));
+            let weight = exp_negative::<S>(S::sub(score, largest));
+            S::store(max, largest);
             S::store(sum, S::fma(S::load(sum), left, weight));
             let new = S::mul(weight, S::load(t.x.as_ptr().add(i)));
             S::store(acc, S::fma(S::load(acc), left, new));

@@ -13,7 +13,7 @@ use crate::KV_TILE;
 /// For both methods: the row at `row` has all values that are read, and the processor the features
 /// of `S`.
 pub(crate) trait RowFormat: Copy {
-    /// The same format as a tensor type.
+    /// Tensor type of this format.
     const TYPE: TensorType;
     /// Values of one block. The length of a row is a multiple.
     const BLOCK: usize;

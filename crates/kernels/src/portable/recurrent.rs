@@ -91,9 +91,9 @@ fn pool(step: PoolStep<'_>) {
     let PoolStep { max, sum, acc, x, gate, bias } = step;
     for i in 0..x.len() {
         let score = gate[i] + bias[i];
-        let most = max[i].max(score);
-        let (left, weight) = ((max[i] - most).exp(), (score - most).exp());
-        max[i] = most;
+        let largest = max[i].max(score);
+        let (left, weight) = ((max[i] - largest).exp(), (score - largest).exp());
+        max[i] = largest;
         sum[i] = sum[i] * left + weight;
         acc[i] = acc[i] * left + weight * x[i];
     }

@@ -47,7 +47,7 @@ impl Nonces {
                     false => return Ok(()),
                 }
             }
-            _ => SignatureProblem::LongNonce { most: MAX_NONCE_BYTES },
+            _ => SignatureProblem::LongNonce { max: MAX_NONCE_BYTES },
         };
         Err(AuthenticationError::Signature(problem).into())
     }
@@ -71,8 +71,8 @@ impl Nonces {
             return Err(AuthenticationError::Signature(SignatureProblem::Reused).into());
         }
         if of_key.used.len() >= MAX_NONCES_PER_KEY {
-            let (most, minutes) = (MAX_NONCES_PER_KEY, remembered.as_secs() / 60);
-            return Err(LimitReached::SignedRequests { most, minutes }.into());
+            let (max, minutes) = (MAX_NONCES_PER_KEY, remembered.as_secs() / 60);
+            return Err(LimitReached::SignedRequests { max, minutes }.into());
         }
         let now = Instant::now();
         of_key.used.insert(nonce.to_owned(), now);

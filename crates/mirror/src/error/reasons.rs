@@ -88,8 +88,8 @@ pub enum SignatureProblem {
     ClockSkew,
     #[error("it has no nonce")]
     NoNonce,
-    #[error("its nonce is longer than {most} bytes")]
-    LongNonce { most: usize },
+    #[error("its nonce is longer than {max} bytes")]
+    LongNonce { max: usize },
     #[error("it was used before")]
     Reused,
 }
@@ -99,15 +99,15 @@ pub enum SignatureProblem {
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum LimitReached {
     #[error(
-        "too many open uploads of this client (limit {most}): finish or cancel some, or retry later"
+        "too many open uploads of this client (limit {max}): finish or cancel some, or retry later"
     )]
-    OwnUploads { most: usize },
-    #[error("too many open uploads (limit {most}): retry later")]
-    Uploads { most: usize },
+    OwnUploads { max: usize },
+    #[error("too many open uploads (limit {max}): retry later")]
+    Uploads { max: usize },
     #[error("other uploads use all memory for uploads: retry later")]
     UploadMemory,
-    #[error("too many signed requests (limit {most} in {minutes} minutes): retry later")]
-    SignedRequests { most: usize, minutes: u64 },
+    #[error("too many signed requests (limit {max} in {minutes} minutes): retry later")]
+    SignedRequests { max: usize, minutes: u64 },
     #[error(
         "cannot fetch {0} now: the limit of parallel fetches (mirror.fetch_parallel) is reached; retry later"
     )]
@@ -134,8 +134,8 @@ pub enum UploadProblem {
         "the last part was interrupted at byte {received}: send the rest, or restart the part at byte {committed}"
     )]
     Interrupted { received: u64, committed: u64 },
-    #[error("blob too large for this storage: an object has at most {most} parts")]
-    TooManyParts { most: usize },
+    #[error("blob too large for this storage: an object has at most {max} parts")]
+    TooManyParts { max: usize },
 }
 
 /// Why an object store cannot be used.

@@ -80,7 +80,7 @@ fn errors_of_uploads_keep_their_messages() {
         "the last part was interrupted at byte 7: send the rest, or restart the part at byte 5",
     );
     check(
-        UploadProblem::TooManyParts { most: 7 },
+        UploadProblem::TooManyParts { max: 7 },
         invalid,
         "blob too large for this storage: an object has at most 7 parts",
     );
@@ -113,17 +113,17 @@ fn errors_of_uploads_keep_their_messages() {
 fn limits_keep_their_messages() {
     let limited = (429, "TOOMANYREQUESTS");
     check(
-        LimitReached::OwnUploads { most: 7 },
+        LimitReached::OwnUploads { max: 7 },
         limited,
         "too many open uploads of this client (limit 7): finish or cancel some, or retry later",
     );
     check(
-        LimitReached::Uploads { most: 7 },
+        LimitReached::Uploads { max: 7 },
         limited,
         "too many open uploads (limit 7): retry later",
     );
     check(
-        LimitReached::SignedRequests { most: 7, minutes: 5 },
+        LimitReached::SignedRequests { max: 7, minutes: 5 },
         limited,
         "too many signed requests (limit 7 in 5 minutes): retry later",
     );
@@ -149,7 +149,7 @@ fn errors_of_requests_keep_their_messages() {
         "invalid request signature: it is for http://a, which is not in mirror.names: ask the administrator to add it",
     );
     check(
-        signature(SignatureProblem::LongNonce { most: 7 }),
+        signature(SignatureProblem::LongNonce { max: 7 }),
         unauthorized,
         "invalid request signature: its nonce is longer than 7 bytes",
     );
@@ -179,7 +179,7 @@ fn errors_of_requests_keep_their_messages() {
         "invalid digest \"\": expected sha256: and 64 hexadecimal digits",
     );
     check(
-        LoopProblem::TooManyMirrors { most: 7 },
+        LoopProblem::TooManyMirrors { max: 7 },
         (508, "UNSUPPORTED"),
         "more than 7 mirrors in a chain: name one nearer to the source in mirror.upstreams, registry.default or registry.mirrors",
     );
@@ -215,7 +215,7 @@ fn errors_of_manifests_keep_their_messages() {
         "not a manifest: a manifest list must state its mediaType: application/vnd.ollama.manifest.list.v2+json",
     );
     check(
-        ManifestError::TooLarge { most: 7 },
+        ManifestError::TooLarge { max: 7 },
         (413, "SIZE_INVALID"),
         "the manifest is larger than 7 bytes",
     );

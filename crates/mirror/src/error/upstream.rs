@@ -47,9 +47,9 @@ pub enum LoopProblem {
     )]
     Own,
     #[error(
-        "more than {most} mirrors in a chain: name one nearer to the source in mirror.upstreams, registry.default or registry.mirrors"
+        "more than {max} mirrors in a chain: name one nearer to the source in mirror.upstreams, registry.default or registry.mirrors"
     )]
-    TooManyMirrors { most: usize },
+    TooManyMirrors { max: usize },
     /// An upstream has reported a loop.
     #[error("{0}")]
     Upstream(UpstreamProblem),

@@ -98,7 +98,7 @@ impl Mirror {
     ) -> HandlerResult {
         let read = Limited::new(body, MAX_MANIFEST_BYTES).collect().await;
         let bytes = read.map_err(|e| match e.is::<http_body_util::LengthLimitError>() {
-            true => ManifestError::TooLarge { most: MAX_MANIFEST_BYTES }.into(),
+            true => ManifestError::TooLarge { max: MAX_MANIFEST_BYTES }.into(),
             false => MirrorError::BodyInterrupted { reason: e.to_string() },
         })?;
         let manifest = Manifest::parse_pushed(

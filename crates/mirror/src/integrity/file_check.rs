@@ -94,9 +94,9 @@ impl FileCheck {
         &mut self,
         registry: &RegistryDir,
         read: &ReadAt,
-        most: u64,
+        max: u64,
     ) -> Option<CheckOutcome> {
-        let wrong = match self.read_slice(registry, read, most) {
+        let wrong = match self.read_slice(registry, read, max) {
             Ok(Slice::More) => return None,
             Ok(Slice::Replaced) => return Some(CheckOutcome::Replaced),
             Ok(Slice::End) => {
@@ -122,12 +122,7 @@ impl FileCheck {
         Some(if is_same { CheckOutcome::Damaged(wrong) } else { CheckOutcome::Replaced })
     }
 
-    fn read_slice(
-        &mut self,
-        registry: &RegistryDir,
-        read: &ReadAt,
-        most: u64,
-    ) -> io::Result<Slice> {
+    fn read_slice(&mut self, registry: &RegistryDir, read: &ReadAt, max: u64) -> io::Result<Slice> {
         let Some(file) = self.open(registry)? else { return Ok(Slice::Replaced) };
         if self.at == 0 {
             let now = stamp(&file)?;
@@ -136,7 +131,7 @@ impl FileCheck {
             }
             self.blob_file.stamp = now;
         }
-        let (mut buffer, until) = (vec![0; READ_BYTES], self.at.saturating_add(most));
+        let (mut buffer, until) = (vec![0; READ_BYTES], self.at.saturating_add(max));
         while self.at < until {
             match read(&file, &mut buffer, self.at) {
                 Ok(0) => return Ok(Slice::End),

@@ -36,8 +36,8 @@ impl InFlightBlob {
             self.running.read(self.size.saturating_sub(1), 1).await?;
             self.is_size_declared = true;
         }
-        let most = usize::try_from(range.end - range.start).unwrap_or(READ_BYTES).min(READ_BYTES);
-        let bytes = self.running.read(range.start, most).await?;
+        let max = usize::try_from(range.end - range.start).unwrap_or(READ_BYTES).min(READ_BYTES);
+        let bytes = self.running.read(range.start, max).await?;
         if !self.running.is_unverified() {
             return Ok(BlobPiece::Bytes(bytes));
         }

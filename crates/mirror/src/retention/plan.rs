@@ -82,7 +82,7 @@ pub(super) fn plan(
     for (name, contents) in repositories {
         if let Some(rule) = rules.iter().find(|rule| rule.matches(name)).filter(|rule| !rule.all) {
             let planner = RetentionPlanner { rule, name, now, look_up_usage };
-            planner.removals(&contents, &mut references, &mut plan);
+            planner.add_removals(&contents, &mut references, &mut plan);
         }
     }
     plan
@@ -121,18 +121,18 @@ struct PlannedRemoval<T> {
 }
 
 impl RetentionPlanner<'_> {
-    fn removals(
+    fn add_removals(
         &self,
         contents: &RepositoryContents<'_>,
         references: &mut BlobReferenceCounts,
         plan: &mut Plan,
     ) {
-        let planned_tags = self.tags(contents, &mut plan.kept_local_models);
+        let planned_tags = self.expired_tags(contents, &mut plan.kept_local_models);
         let planned: HashSet<&str> =
             planned_tags.iter().map(|planned| planned.item.tag.as_str()).collect();
         let kept = contents.tags.iter().filter(|entry| !planned.contains(entry.tag.as_str()));
         let mut roots: HashSet<Digest> = kept.map(|entry| entry.digest).collect();
-        let untagged = self.untagged(contents, &mut roots);
+        let untagged = self.expired_untagged_manifests(contents, &mut roots);
         let reached = reachable(roots, contents.manifests.iter().copied());
         let mut tags_left: HashMap<Digest, usize> = HashMap::new();
         for planned in &planned_tags {
@@ -192,7 +192,7 @@ impl RetentionPlanner<'_> {
 
     /// Returns the untagged manifests to remove unless a kept manifest needs them. Others become
     /// roots.
-    fn untagged<'a>(
+    fn expired_untagged_manifests<'a>(
         &self,
         contents: &RepositoryContents<'a>,
         roots: &mut HashSet<Digest>,
@@ -214,7 +214,7 @@ impl RetentionPlanner<'_> {
     }
 
     /// Returns the tags to remove.
-    fn tags<'a>(
+    fn expired_tags<'a>(
         &self,
         contents: &RepositoryContents<'a>,
         kept_local_models: &mut usize,

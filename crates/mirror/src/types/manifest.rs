@@ -167,7 +167,7 @@ impl Manifest {
         is_pushed: bool,
     ) -> Result<Self, ManifestError> {
         if bytes.len() > MAX_MANIFEST_BYTES {
-            return Err(ManifestError::TooLarge { most: MAX_MANIFEST_BYTES });
+            return Err(ManifestError::TooLarge { max: MAX_MANIFEST_BYTES });
         }
         if bytes.trim_ascii_start().first() != Some(&b'{') {
             return Err(ManifestProblem::NotAnObject.into());
@@ -533,6 +533,6 @@ mod tests {
         }
         let large = vec![b' '; MAX_MANIFEST_BYTES + 1];
         let error = Manifest::parse(large.into(), None).unwrap_err();
-        assert_eq!(error, ManifestError::TooLarge { most: MAX_MANIFEST_BYTES });
+        assert_eq!(error, ManifestError::TooLarge { max: MAX_MANIFEST_BYTES });
     }
 }

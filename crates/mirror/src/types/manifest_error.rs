@@ -6,8 +6,8 @@ use puna_store::{Digest, media};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum ManifestError {
-    #[error("the manifest is larger than {most} bytes")]
-    TooLarge { most: usize },
+    #[error("the manifest is larger than {max} bytes")]
+    TooLarge { max: usize },
     #[error("not a manifest: {0}")]
     Invalid(#[from] ManifestProblem),
 }

@@ -106,8 +106,8 @@ impl DropCandidates {
     /// Error if no upload can be dropped.
     pub(crate) fn limit_error(&self) -> LimitReached {
         match self.is_owner_limit {
-            true => LimitReached::OwnUploads { most: MAX_UPLOADS_PER_OWNER },
-            false => LimitReached::Uploads { most: MAX_UPLOADS },
+            true => LimitReached::OwnUploads { max: MAX_UPLOADS_PER_OWNER },
+            false => LimitReached::Uploads { max: MAX_UPLOADS },
         }
     }
 }

@@ -122,7 +122,7 @@ impl AttachedAdapters {
         let mut used: BTreeSet<WeightId> = BTreeSet::new();
         for node in graphs.iter().flat_map(Graph::nodes) {
             match &node.op {
-                Op::Linear { w, .. } | Op::LinearOfHeads { w, .. } | Op::Embed { table: w, .. } => {
+                Op::Linear { w, .. } | Op::PerHeadLinear { w, .. } | Op::Embed { table: w, .. } => {
                     used.insert(*w);
                 }
                 Op::AddControlVector { control_vector, .. } => {

@@ -141,7 +141,7 @@ struct Attention {
     ropes: [RopeId; 2],
     spec: AttentionSpec,
     blocks: Option<(BlockPooling, Option<Indexer>)>,
-    out: HeadLinear,
+    out: PerHeadLinear,
     wo: Linear,
 }
 
@@ -202,7 +202,7 @@ impl Attention {
                     Some((BlockPooling::load(b, "attn_compressor", config, (block, dim))?, indexer))
                 }
             },
-            out: HeadLinear { w: wide, input: width, out: rank, heads: groups },
+            out: PerHeadLinear { w: wide, input: width, out: rank, heads: groups },
             wo: b.linear("attn_output_b", groups * rank, n_embd)?,
         })
     }
@@ -311,7 +311,7 @@ impl Mixer for Attention {
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
-        let low_rank = g.linear_of_heads("attn_wo_a", &self.out, mixed);
+        let low_rank = g.per_head_linear("attn_wo_a", &self.out, mixed);
         g.linear("attn_out", &self.wo, low_rank)
     }
 }

@@ -162,7 +162,7 @@ struct BlockAttention {
     spec: AttentionSpec,
     selected: SelectedPositions,
     /// `W_UV` of each head.
-    values: HeadLinear,
+    values: PerHeadLinear,
     wo: Linear,
 }
 
@@ -214,7 +214,7 @@ impl Mixer for BlockAttention {
             (selected, self.selected),
             self.spec,
         );
-        g.linear_of_heads("kqv_values", &self.values, a)
+        g.per_head_linear("kqv_values", &self.values, a)
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {

@@ -62,15 +62,15 @@ struct TimeMix {
     key: Linear,
     value: Linear,
     decay: LowRankProjection,
-    /// In-context learning rate: how much of the value stored under a key is removed.
-    rate: LowRankProjection,
+    /// In-context learning iclr: how much of the value stored under a key is removed.
+    iclr: LowRankProjection,
     /// Share of the first layer's values in the values of a later layer.
     residual: Option<LowRankProjection>,
     gate: Option<LowRankProjection>,
     /// `k_k`: factor from keys to removal keys.
-    forget: WeightId,
+    removal_key_factor: WeightId,
     /// `k_a`: strength of the learning rate's effect on keys.
-    bend: WeightId,
+    key_rate_factor: WeightId,
     wkv: Wkv7Spec,
     /// Norm of each head's result.
     norm: Option<Norm>,
@@ -83,7 +83,7 @@ impl TimeMix {
         keys: &Keys<'_>,
         config: Rwkv7Config,
     ) -> Result<Self, ModelError> {
-        let Rwkv7Config { dim, ranks: [decay_rank, rate_rank, residual_rank] } = config;
+        let Rwkv7Config { dim, ranks: [decay_rank, iclr_rank, residual_rank] } = config;
         let n = b.hp.n_embd;
         let name = |part: &str| format!("time_mix_{part}.weight");
         let has_gate = b.has(&name("g1"));
@@ -102,7 +102,7 @@ impl TimeMix {
         };
         let names = ["time_mix_w1", "time_mix_w2", "time_mix_w0"];
         let decay = low_rank(b, names, decay_rank, Some(Activation::Tanh))?;
-        let rate = low_rank(b, ["time_mix_a1", "time_mix_a2", "time_mix_a0"], rate_rank, None)?;
+        let iclr = low_rank(b, ["time_mix_a1", "time_mix_a2", "time_mix_a0"], iclr_rank, None)?;
         // The first layer has nothing to mix with; its tensors in files may have any shape.
         let names = ["time_mix_v1", "time_mix_v2", "time_mix_v0"];
         let residual = if b.i == 0 { None } else { Some(low_rank(b, names, residual_rank, None)?) };
@@ -120,11 +120,11 @@ impl TimeMix {
             key: b.linear("time_mix_key", n, n)?,
             value: b.linear("time_mix_value", n, n)?,
             decay,
-            rate,
+            iclr,
             residual,
             gate,
-            forget: b.tensor(&name("k_k"), &[n])?,
-            bend: b.tensor(&name("k_a"), &[n])?,
+            removal_key_factor: b.tensor(&name("k_k"), &[n])?,
+            key_rate_factor: b.tensor(&name("k_a"), &[n])?,
             wkv: Wkv7Spec {
                 state: b.state(&name("r_k"), n, dim)?,
                 heads: n / dim,
@@ -167,20 +167,22 @@ impl Mixer for TimeMix {
         let k = g.linear("key", &self.key, k);
         let v = mixed(g, 3);
         let v = self.values(g, context, v);
-        let rate = mixed(g, 4);
-        let rate = self.rate.apply(g, "rate", rate);
-        let rate = g.activate("rate_sigmoid", Activation::Sigmoid, rate);
-        let forget = vector(g, self.forget, n);
-        let forget = g.mul("key_forget", forget, k);
-        // The learning rate scales the keys: `k + bend (rate - 1) k`.
-        let bend = vector(g, self.bend, n);
-        let bent = g.mul("key_bent", bend, k);
-        let negative = g.scale("key_negative", bent, -1.0);
-        let k = g.add("key_unbent", negative, k);
-        let bent = g.mul("key_rate", bent, rate);
-        let k = g.add("key_learnt", k, bent);
-        let y =
-            g.recur("wkv_out", Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec: self.wkv });
+        let iclr = mixed(g, 4);
+        let iclr = self.iclr.apply(g, "rate", iclr);
+        let iclr = g.activate("rate_sigmoid", Activation::Sigmoid, iclr);
+        let factor = vector(g, self.removal_key_factor, n);
+        let removal_key = g.mul("removal_key", factor, k);
+        // The learning rate scales the keys: `k + k_a (iclr - 1) k`.
+        let factor = vector(g, self.key_rate_factor, n);
+        let scaled = g.mul("key_scaled", factor, k);
+        let negative = g.scale("key_negative", scaled, -1.0);
+        let k = g.add("key_reduced", negative, k);
+        let scaled = g.mul("key_rate", scaled, iclr);
+        let k = g.add("key_learnt", k, scaled);
+        let y = g.recur(
+            "wkv_out",
+            Recurrence::Wkv7 { r, k, v, decay, removal_key, iclr, spec: self.wkv },
+        );
         let (read, bonus) = (g.slice(y, 0, n), g.slice(y, n, n));
         let read = self.norm.as_ref().map_or(read, |norm| g.layer_norm("wkv_norm", norm, read));
         let y = g.add("wkv_with_itself", read, bonus);

@@ -59,7 +59,7 @@ struct Attention {
 /// ConvNeXt block: depthwise convolution, GELU network and a factor for each feature.
 struct ConvNext {
     /// `[taps, 1, features]`.
-    each: HeadLinear,
+    each: PerHeadLinear,
     bias: WeightId,
     norm: Norm,
     up: Linear,
@@ -244,7 +244,7 @@ impl ConvNext {
     fn load(w: &mut Weights<'_>, sizes: &WavTokenizerSizes, i: usize) -> Result<Self, ModelError> {
         let (n, name) = (sizes.width, |part: &str| format!("convnext.{i}.{part}"));
         Ok(Self {
-            each: HeadLinear {
+            each: PerHeadLinear {
                 w: w.tensor(&name("dw.weight"), &[WIDE_TAPS, 1, n])?,
                 input: WIDE_TAPS,
                 out: 1,
@@ -261,7 +261,7 @@ impl ConvNext {
     fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let width = g.value(x).cols;
         let around = g.unfold("unfolded", x, WIDE_TAPS);
-        let h = g.linear_of_heads("convnext_dw", &self.each, around);
+        let h = g.per_head_linear("convnext_dw", &self.each, around);
         let bias = g.embed("convnext_dw_bias", self.bias, width, Index::Fixed(0));
         let h = g.add("convnext_dw", h, bias);
         let h = g.layer_norm("convnext_norm", &self.norm, h);

@@ -35,13 +35,13 @@ fn arity(name: &str) -> Option<(usize, usize)> {
 
 /// Checks the number of arguments, with Go's error message.
 pub(super) fn check_arity(name: &str, got: usize) -> Result<(), String> {
-    let Some((least, most)) = arity(name) else {
+    let Some((min, max)) = arity(name) else {
         return Err(format!("{name:?} is not a defined function"));
     };
-    if (least..=most).contains(&got) {
+    if (min..=max).contains(&got) {
         return Ok(());
     }
-    let want = if least == most { least.to_string() } else { format!("at least {least}") };
+    let want = if min == max { min.to_string() } else { format!("at least {min}") };
     Err(format!("wrong number of args for {name}: want {want} got {got}"))
 }
 
@@ -135,9 +135,9 @@ fn position(at: &Value, len: usize, end: bool) -> Result<usize, String> {
         Value::Nil => return Err("cannot index slice/array with nil".into()),
         other => return Err(format!("cannot index slice/array with type {}", other.type_name())),
     };
-    let most = if end { len } else { len.wrapping_sub(1) };
+    let max = if end { len } else { len.wrapping_sub(1) };
     match usize::try_from(n) {
-        Ok(n) if (end || len > 0) && n <= most => Ok(n),
+        Ok(n) if (end || len > 0) && n <= max => Ok(n),
         _ => Err(format!("index out of range: {n}")),
     }
 }

@@ -271,9 +271,9 @@ impl Interpreter {
         }
         let rest: Vec<Value> = positional.collect();
         if !rest.is_empty() && !def.implicit_params.varargs {
-            let most = def.params.len();
+            let max = def.params.len();
             return Err(
-                format!("macro '{}' takes not more than {most} argument(s)", def.name).into()
+                format!("macro '{}' takes not more than {max} argument(s)", def.name).into()
             );
         }
         let caller = named.iter().position(|(n, _)| &**n == "caller");

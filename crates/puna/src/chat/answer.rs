@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use puna_api::native::ToolCall;
+use puna_api::ollama::ToolCall;
 
 use super::ChatEvent;
 use super::wrap::Wrapper;
@@ -134,7 +134,7 @@ impl AnswerPrinter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use puna_api::native::Metrics;
+    use puna_api::ollama::Metrics;
 
     fn shown(printer: &mut AnswerPrinter, events: &[ChatEvent]) -> String {
         let mut out = Vec::new();

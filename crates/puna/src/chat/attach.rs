@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 
 use anyhow::{Result, bail};
-use puna_api::native::Image;
+use puna_api::ollama::Image;
 
 /// Size limit of an attached file, in bytes.
 const MAX_BYTES: u64 = 100 << 20;

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use puna_api::ClientError;
-use puna_api::native::{
+use puna_api::ollama::{
     ChatRequest, CreateRequest, Metrics, ShowRequest, ShowResponse, Think, ToolCall,
 };
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use puna_api::KeepAlive;
-use puna_api::native::{
+use puna_api::ollama::{
     ChatRequest, CreateRequest, Message, Metrics, ShowRequest, ShowResponse, Think,
 };
 use puna_store::{ModelName, parse_parameter};

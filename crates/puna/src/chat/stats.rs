@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use puna_api::format_duration;
-use puna_api::native::Metrics;
+use puna_api::ollama::Metrics;
 
 /// Writes the statistics. A value of zero is unknown and is left out.
 pub fn write_stats(metrics: &Metrics, out: &mut dyn Write) -> io::Result<()> {

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use anyhow::Result;
-use puna_api::native::{
+use puna_api::ollama::{
     ChatRequest, CreateRequest, Message, Metrics, ShowRequest, ShowResponse, Think,
 };
 use serde_json::json;

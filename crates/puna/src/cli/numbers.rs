@@ -6,13 +6,13 @@ const MAX_STEP_TOKENS: u64 = 1 << 24;
 const MAX_SEQUENCES: u64 = 1 << 16;
 
 /// Parses a whole number within a range.
-fn within(text: &str, least: u64, most: u64) -> Result<u64, String> {
+fn within(text: &str, min: u64, max: u64) -> Result<u64, String> {
     let is_number = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     match text.parse::<u64>() {
-        Ok(n) if (least..=most).contains(&n) => Ok(n),
-        Ok(n) if n < least => Err(format!("it must be a number of at least {least}")),
-        _ if is_number => Err(format!("it must be a number of at most {most}")),
-        _ => Err(format!("it must be a number of at least {least}")),
+        Ok(n) if (min..=max).contains(&n) => Ok(n),
+        Ok(n) if n < min => Err(format!("it must be a number of at least {min}")),
+        _ if is_number => Err(format!("it must be a number of at most {max}")),
+        _ => Err(format!("it must be a number of at least {min}")),
     }
 }
 
@@ -58,11 +58,9 @@ pub fn dimensions(text: &str) -> Result<i64, String> {
 
 /// Parses a number of threads. More than a few per processor would only wait for each other.
 pub fn threads(text: &str) -> Result<usize, String> {
-    let most = 4 * std::thread::available_parallelism().map_or(1, usize::from);
-    let within = |n: &usize| (1..=most).contains(n);
+    let max = 4 * std::thread::available_parallelism().map_or(1, usize::from);
+    let within = |n: &usize| (1..=max).contains(n);
     text.parse().ok().filter(within).ok_or_else(|| {
-        format!(
-            "it must be a number from 1 to {most}, which is four times the number of processors"
-        )
+        format!("it must be a number from 1 to {max}, which is four times the number of processors")
     })
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use puna_api::native::Progress;
+use puna_api::ollama::Progress;
 use puna_gguf::Gguf;
 use puna_registry::{Format, Registry, write_bundle};
 use puna_server::file_worker::FileWorker;

@@ -1,7 +1,7 @@
 //! `puna cp`, `puna rm` and `puna stop`.
 
 use anyhow::{Result, anyhow, bail};
-use puna_api::native::{GenerateRequest, ShowRequest};
+use puna_api::ollama::{GenerateRequest, ShowRequest};
 use puna_api::{Client, ClientError, KeepAlive};
 
 use puna_store::ModelRef;

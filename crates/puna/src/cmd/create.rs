@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 
 use anyhow::{Context, Result, bail};
-use puna_api::native::{CreateRequest, License, Message, Progress, ShowRequest};
+use puna_api::ollama::{CreateRequest, License, Message, Progress, ShowRequest};
 use puna_api::{Client, ClientError};
 use puna_store::{
     LinkMethod, LinkOutcome, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError,

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::SystemTime;
 
 use anyhow::Result;
-use puna_api::native::{
+use puna_api::ollama::{
     Download, DownloadsResponse, ListResponse, ModelSummary, ProcessResponse, RunningModel,
 };
 

@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use puna_api::native::Progress;
+use puna_api::ollama::Progress;
 use puna_gguf::Gguf;
 use puna_store::{
     FileJob, FileType, JobExecutor, QuantizeJob, embedded, file_type_name, same_file,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use puna_api::KeepAlive;
-use puna_api::native::{
+use puna_api::ollama::{
     ChatRequest, CreateRequest, EmbedRequest, GenerateRequest, Metrics, ShowRequest, ShowResponse,
     Think,
 };

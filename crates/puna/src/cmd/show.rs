@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use puna_api::native::{RunnerManifest, ShowRequest, ShowResponse};
+use puna_api::ollama::{RunnerManifest, ShowRequest, ShowResponse};
 use puna_store::ModelRef;
 use serde_json::Value;
 
@@ -61,7 +61,7 @@ pub fn describe(info: &ShowResponse, verbose: bool) -> String {
                 .map(|(key, value)| vec![key.clone(), display_value(value)])
                 .collect(),
         );
-        let tensor = |t: &puna_api::native::TensorInfo| {
+        let tensor = |t: &puna_api::ollama::TensorInfo| {
             let shape: Vec<String> = t.shape.iter().map(u64::to_string).collect();
             vec![t.name.clone(), t.kind.clone(), format!("[{}]", shape.join(" "))]
         };

@@ -1,7 +1,7 @@
 //! `puna pull` and `puna push`.
 
 use anyhow::{Result, bail};
-use puna_api::native::PullRequest;
+use puna_api::ollama::PullRequest;
 use puna_registry::FileUrl;
 use puna_store::{DEFAULT_HOST, ModelRef};
 

@@ -3,7 +3,7 @@
 use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::Result;
-use puna_api::native::{Leftover, PruneRequest, PruneResponse, VerifyRequest};
+use puna_api::ollama::{Leftover, PruneRequest, PruneResponse, VerifyRequest};
 
 use crate::cli::{PruneArgs, VerifyArgs};
 use crate::progress::ProgressDisplay;

@@ -76,8 +76,8 @@ fn bench_measures_next_to_a_busy_process_and_counts_memory() {
 #[test]
 fn bench_refuses_numbers_above_the_context() {
     let puna = Puna::new();
-    let most = u64::MAX.to_string();
-    for numbers in [["-p", "8", "-d", &most], ["-p", &most, "-d", "1"], ["-p", "8", "-b", &most]] {
+    let max = u64::MAX.to_string();
+    for numbers in [["-p", "8", "-d", &max], ["-p", &max, "-d", "1"], ["-p", "8", "-b", &max]] {
         let (status, text) = puna.fails(&[&["bench", "cria", "-n", "0"], &numbers[..]].concat());
         assert!(
             status == 1

@@ -115,7 +115,7 @@ impl<const N: usize> Grid<N> {
         }
         let mut best = near[0];
         if near.len() > 1 {
-            let mut least = f32::INFINITY;
+            let mut min = f32::INFINITY;
             for &row in near {
                 let levels = &self.rows[usize::from(row)];
                 let mut error = [0.0; N];
@@ -124,8 +124,8 @@ impl<const N: usize> Grid<N> {
                     error[j] = w[j] * diff * diff;
                 }
                 let error = sum(error);
-                if error < least {
-                    (least, best) = (error, row);
+                if error < min {
+                    (min, best) = (error, row);
                 }
             }
         }
@@ -244,13 +244,13 @@ pub(super) fn fit_block<const S: usize>(
     for (g, ideal) in ideal.into_iter().enumerate() {
         let code =
             (0.5 * (ideal / d - 1.0)).round_ties_even().clamp(0.0, f32::from(search.codes)) as u8;
-        let mut least = f32::INFINITY;
+        let mut min = f32::INFINITY;
         for code in code.saturating_sub(1)..=(code + 1).min(search.codes) {
             let scale = d * f32::from(2 * code + 1);
             let choice = choose(g, scale, SearchEffort::Thorough);
             let error = choice.sums.error(scale);
-            if error < least {
-                (least, fit.scales[g], fit.groups[g]) = (error, code, choice);
+            if error < min {
+                (min, fit.scales[g], fit.groups[g]) = (error, code, choice);
             }
         }
     }
@@ -330,12 +330,12 @@ mod tests {
                 (grid.start[tuple as usize] as usize, grid.start[tuple as usize + 1] as usize);
             let near: Vec<f32> = grid.near[start..end].iter().map(distance).collect();
             let all: Vec<f32> = (0..256).map(|row| distance(&row)).collect();
-            let least = all.iter().copied().fold(f32::MAX, f32::min);
-            assert!(near.is_sorted() && near[0] == least, "{point:?}");
+            let min = all.iter().copied().fold(f32::MAX, f32::min);
+            assert!(near.is_sorted() && near[0] == min, "{point:?}");
             let nearest = usize::from(grid.nearest[tuple as usize]);
-            assert_eq!(nearest, all.iter().filter(|&&d| d == least).count(), "{point:?}");
-            assert!(least > 0.0 || near.len() == 1, "{point:?}");
-            assert!(near.len() == nearest || near[nearest] > least, "{point:?}");
+            assert_eq!(nearest, all.iter().filter(|&&d| d == min).count(), "{point:?}");
+            assert!(min > 0.0 || near.len() == 1, "{point:?}");
+            assert!(near.len() == nearest || near[nearest] > min, "{point:?}");
         }
     }
 

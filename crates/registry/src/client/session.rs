@@ -289,7 +289,7 @@ impl Session {
             if redirects > MAX_REDIRECTS {
                 return Err(RegistryError::Redirects {
                     url: display_url(&request.url),
-                    most: MAX_REDIRECTS,
+                    max: MAX_REDIRECTS,
                 });
             }
         }

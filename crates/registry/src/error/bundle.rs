@@ -23,8 +23,8 @@ pub enum BundleProblem {
     NoModels,
     #[error("it has {models} models: a new name is possible for a single model only")]
     OneName { models: usize },
-    #[error("it lists {models} models, more than {most}")]
-    TooManyModels { models: usize, most: usize },
+    #[error("it lists {models} models, more than {max}")]
+    TooManyModels { models: usize, max: usize },
     #[error("it has two models named {name}: {} and {}", .first.short(), .second.short())]
     SameName { name: Box<ModelName>, first: Digest, second: Digest },
     #[error("its manifest list {name} contains another list")]
@@ -35,8 +35,8 @@ pub enum BundleProblem {
     MissingBlob { digest: Digest, name: Box<ModelName> },
     #[error("it lacks the manifest {}", .0.short())]
     MissingManifest(Digest),
-    #[error("its manifest {} has more than {most} bytes", .digest.short())]
-    LargeManifest { digest: Digest, most: usize },
+    #[error("its manifest {} has more than {max} bytes", .digest.short())]
+    LargeManifest { digest: Digest, max: usize },
     #[error("its model {} has no name: set one with --name", .0.short())]
     Unnamed(Digest),
     #[error(

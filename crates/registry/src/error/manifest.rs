@@ -32,8 +32,8 @@ pub enum ManifestProblem {
     DuplicateFile { name: String },
     #[error("its {what} are not JSON")]
     NotJson { what: &'static str },
-    #[error("its text layer {} has {size} bytes, more than {most}", .layer.short())]
-    LongText { layer: Digest, size: u64, most: u64 },
+    #[error("its text layer {} has {size} bytes, more than {max}", .layer.short())]
+    LongText { layer: Digest, size: u64, max: u64 },
     #[error("its layer {} is not UTF-8 text", .layer.short())]
     NotText { layer: Digest },
     #[error("cannot unpack a layer: {0}")]
@@ -58,8 +58,8 @@ pub enum UnpackProblem {
     Input { reason: String },
     #[error("invalid file name {name:?}")]
     FileName { name: String },
-    #[error("it has more than {most} files")]
-    TooManyFiles { most: usize },
+    #[error("it has more than {max} files")]
+    TooManyFiles { max: usize },
     #[error("it has the link {link:?} instead of a file")]
     Link { link: String },
 }
@@ -71,8 +71,8 @@ pub enum UnpackProblem {
 pub enum ListingProblem {
     #[error("it has no commit")]
     NoCommit,
-    #[error("it has more than {most} files of weights")]
-    TooManyFiles { most: usize },
+    #[error("it has more than {max} files of weights")]
+    TooManyFiles { max: usize },
     #[error("its next page is at another host")]
     OtherHost,
     #[error("it has too many pages")]

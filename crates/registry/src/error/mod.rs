@@ -98,8 +98,8 @@ pub enum RegistryError {
     Truncated { url: String, got: u64, want: u64 },
     #[error("{url}: the server sent the whole blob instead of the range from byte {offset}")]
     RangeIgnored { url: String, offset: u64 },
-    #[error("{url}: redirected more than {most} times")]
-    Redirects { url: String, most: usize },
+    #[error("{url}: redirected more than {max} times")]
+    Redirects { url: String, max: usize },
     #[error("{from} redirects to {to}, which {why}")]
     Redirect { from: String, to: String, why: &'static str },
 

@@ -273,7 +273,7 @@ fn extension(media_type: &str) -> &'static str {
 fn read_text_layer(store: &Store, blob: &Descriptor) -> Result<String, RegistryError> {
     let (layer, size) = (blob.digest, blob.size);
     if size > MAX_TEXT_BYTES {
-        return Err(ManifestProblem::LongText { layer, size, most: MAX_TEXT_BYTES }.into());
+        return Err(ManifestProblem::LongText { layer, size, max: MAX_TEXT_BYTES }.into());
     }
     let path = store.blob_path(&blob.digest);
     let bytes = std::fs::read(&path).map_err(|e| StoreError::io("read", &path, &e))?;

@@ -123,7 +123,7 @@ fn store_files(
     let mut files = Vec::new();
     while let Some(entry) = archive.next_file().map_err(read_error)? {
         if files.len() >= MAX_FILES {
-            return Err(unpack_error(UnpackProblem::TooManyFiles { most: MAX_FILES }));
+            return Err(unpack_error(UnpackProblem::TooManyFiles { max: MAX_FILES }));
         }
         let name = check_name(&entry.name)?;
         let what = "the files of a packed layer";

@@ -34,8 +34,8 @@ pub enum Expr {
     Choice(Vec<Expr>),
     Repeat {
         what: Box<Expr>,
-        least: u32,
-        most: Option<u32>,
+        min: u32,
+        max: Option<u32>,
     },
 }
 
@@ -162,14 +162,14 @@ impl<'a> Reader<'a> {
     }
 
     fn repeated(&mut self, what: Expr) -> Result<Expr, String> {
-        let (least, most) = match self.text.as_bytes()[self.at] {
+        let (min, max) = match self.text.as_bytes()[self.at] {
             b'*' => (0, None),
             b'+' => (1, None),
             b'?' => (0, Some(1)),
             _ => return self.counted_repeat(what),
         };
         self.at += 1;
-        Ok(Expr::Repeat { what: Box::new(what), least, most })
+        Ok(Expr::Repeat { what: Box::new(what), min, max })
     }
 
     /// Parses `{m}`, `{m,}` or `{m,n}`.
@@ -177,10 +177,10 @@ impl<'a> Reader<'a> {
         let start = self.at;
         self.at += 1;
         self.space(true);
-        let least = self.number()?;
+        let min = self.number()?;
         self.space(true);
-        let most = match self.eat(",") {
-            false => Some(least),
+        let max = match self.eat(",") {
+            false => Some(min),
             true => {
                 self.space(true);
                 match self.rest().starts_with('}') {
@@ -193,15 +193,15 @@ impl<'a> Reader<'a> {
         if !self.eat("}") {
             return Err(self.expecting("'}'"));
         }
-        let most = most.filter(|most| *most <= REPEAT_MAX);
-        if least > REPEAT_MAX || most.is_some_and(|most| most < least) {
+        let max = max.filter(|max| *max <= REPEAT_MAX);
+        if min > REPEAT_MAX || max.is_some_and(|max| max < min) {
             self.at = start;
             let found = format!(
                 "number of repetitions exceeds sane defaults (at most {REPEAT_MAX}, rising)"
             );
             return Err(format!("{found} at {}", self.position()));
         }
-        Ok(Expr::Repeat { what: Box::new(what), least, most })
+        Ok(Expr::Repeat { what: Box::new(what), min, max })
     }
 
     fn number(&mut self) -> Result<u32, String> {

@@ -130,13 +130,10 @@ fn regular(expr: &Expr, rules: &[Option<Regular>]) -> Option<Regular> {
             }
             all.unwrap_or(Regular::EMPTY).grouped()
         }
-        Expr::Repeat { what, least, most } => {
+        Expr::Repeat { what, min, max } => {
             let what = regular(what, rules)?;
-            let nullable = *least == 0 || what.nullable;
-            Regular {
-                pattern: group(&format!("{}{}", what.pattern, times(*least, *most))),
-                nullable,
-            }
+            let nullable = *min == 0 || what.nullable;
+            Regular { pattern: group(&format!("{}{}", what.pattern, times(*min, *max))), nullable }
         }
     };
     (found.pattern.len() <= REGEX_BYTES_MAX).then_some(found)
@@ -181,13 +178,13 @@ fn group(pattern: &str) -> String {
     format!("(?:{pattern})")
 }
 
-fn times(least: u32, most: Option<u32>) -> String {
-    match (least, most) {
+fn times(min: u32, max: Option<u32>) -> String {
+    match (min, max) {
         (0, None) => "*".into(),
         (1, None) => "+".into(),
         (0, Some(1)) => "?".into(),
-        (least, None) => format!("{{{least},}}"),
-        (least, Some(most)) => format!("{{{least},{most}}}"),
+        (min, None) => format!("{{{min},}}"),
+        (min, Some(max)) => format!("{{{min},{max}}}"),
     }
 }
 
@@ -221,8 +218,8 @@ impl Writer {
                 let written = parts.iter().map(|p| if p.is_empty() { "\"\"" } else { p });
                 format!("({})", written.collect::<Vec<_>>().join(" | "))
             }
-            Expr::Repeat { what, least, most } => {
-                format!("({}){}", self.expr(what), times(*least, *most))
+            Expr::Repeat { what, min, max } => {
+                format!("({}){}", self.expr(what), times(*min, *max))
             }
             // Too long as part of another expression, but not for a terminal.
             Expr::Text(_) | Expr::Class { .. } | Expr::Any => {

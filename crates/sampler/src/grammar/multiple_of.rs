@@ -150,7 +150,7 @@ impl Multiple {
     fn fits_u32(self) -> bool {
         let ten = 10_u64.checked_pow(self.digits).filter(|ten| *ten <= u64::from(u32::MAX));
         let step = || self.coefficient.checked_mul(10)?.checked_add(9 * ten?);
-        step().is_some_and(|most| most <= u64::from(u32::MAX))
+        step().is_some_and(|max| max <= u64::from(u32::MAX))
     }
 
     /// Approximate number of remainders to search for one that digits after the decimal point turn

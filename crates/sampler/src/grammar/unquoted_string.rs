@@ -86,12 +86,12 @@ fn pattern(
             (literals(values), values.iter().any(|value| value == ""))
         }
         "minLength" => {
-            let least = number()?;
-            (format!("(?s:.){{{least},}}"), least == 0)
+            let min = number()?;
+            (format!("(?s:.){{{min},}}"), min == 0)
         }
         "maxLength" => {
-            let most = number()?;
-            (if most == 0 { "(?s:.){0}".into() } else { format!("(?s:.){{0,{most}}}") }, true)
+            let max = number()?;
+            (if max == 0 { "(?s:.){0}".into() } else { format!("(?s:.){{0,{max}}}") }, true)
         }
         "pattern" => (whole_text_pattern(text()?), false),
         "format" if !schema.contains_key("const") => match text().ok().and_then(format_pattern) {

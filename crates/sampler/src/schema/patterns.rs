@@ -64,10 +64,10 @@ fn runs_in_grammar(pattern: &str) -> bool {
 }
 
 /// Whether a matching text of a given length exists and is found within the budget.
-fn has_text(pattern: &str, (least, most): (u64, Option<u64>)) -> bool {
+fn has_text(pattern: &str, (min, max): (u64, Option<u64>)) -> bool {
     let search = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
-    let most = most.map_or(String::new(), |most| most.to_string());
-    let length = RegexAst::Regex(format!("(?s:.{{{least},{most}}})"));
+    let max = max.map_or(String::new(), |max| max.to_string());
+    let length = RegexAst::Regex(format!("(?s:.{{{min},{max}}})"));
     let mut builder = derivre::RegexBuilder::new();
     let Ok(both) = builder.mk(&RegexAst::And(vec![search, length])) else { return false };
     builder.to_regex_limited(both, SEARCH_FUEL).is_ok_and(|mut regex| !regex.always_empty())
@@ -249,8 +249,8 @@ impl Translator<'_> {
         let inside: String = inside.take_while(|c| **c != '}').collect();
         let is_closed = self.chars.get(self.at + 1 + inside.chars().count()) == Some(&'}');
         let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-        let (least, most) = inside.split_once(',').unwrap_or((&inside, ""));
-        is_closed && !least.is_empty() && digits(least) && digits(most)
+        let (min, max) = inside.split_once(',').unwrap_or((&inside, ""));
+        is_closed && !min.is_empty() && digits(min) && digits(max)
     }
 
     fn escape(&mut self, in_class: bool) {

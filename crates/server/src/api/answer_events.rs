@@ -7,7 +7,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use puna_api::native::{PromptLogprob, ToolCall, ToolCallFunction};
+use puna_api::ollama::{PromptLogprob, ToolCall, ToolCallFunction};
 use serde_json::{Map, Value};
 
 use crate::api::unparsed_arguments;
@@ -194,7 +194,7 @@ impl EventSequencer {
             Event::Adapted(_)
             | Event::SchemaUnenforced(_)
             | Event::Embedded(_)
-            | Event::Ranked(_)
+            | Event::Reranked(_)
             | Event::Counted(_)
             | Event::Tokens(_)
             | Event::Text(_) => {}

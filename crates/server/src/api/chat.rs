@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use puna_api::KeepAlive;
-use puna_api::native::Think;
+use puna_api::ollama::Think;
 use puna_store::Model;
 
 use crate::api::generation_request::GenerationRequest;

@@ -109,9 +109,8 @@ async fn read_embeddings(mut running: RunningTask) -> Result<Embeddings, ApiErro
 /// one above the vectors' length, leaves the length, as in Ollama, and is reported as ignored. 0
 /// means no truncation.
 pub(crate) fn truncate_and_normalize_all(vectors: &mut [Vec<f32>], dimensions: i64) {
-    let most = vectors.iter().map(Vec::len).max().unwrap_or(0);
-    if dimensions < 0 || !vectors.is_empty() && usize::try_from(dimensions).is_ok_and(|n| n > most)
-    {
+    let max = vectors.iter().map(Vec::len).max().unwrap_or(0);
+    if dimensions < 0 || !vectors.is_empty() && usize::try_from(dimensions).is_ok_and(|n| n > max) {
         record_ignored_field("dimensions".into());
     }
     vectors.iter_mut().for_each(|vector| truncate_and_normalize(vector, dimensions));

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use puna_api::KeepAlive;
-use puna_api::native::{Message, Think, Tool, ToolChoice};
+use puna_api::ollama::{Message, Think, Tool, ToolChoice};
 use puna_sampler::Constraint;
 use puna_store::Model;
 use serde_json::{Map, Value};
@@ -49,7 +49,7 @@ pub(crate) struct GenerationRequest {
     pub(crate) shift: Option<bool>,
     /// Number of alternatives to report with each token's log-probability.
     pub(crate) logprobs: Option<usize>,
-    /// The same for prompt tokens.
+    /// Number of alternatives to report with the log-probability of each prompt token.
     pub(crate) prompt_logprobs: Option<usize>,
     /// Whether to stream the arguments of tool calls.
     pub(crate) stream_calls: bool,

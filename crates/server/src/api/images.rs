@@ -1,7 +1,7 @@
 //! Images that the model cannot process. The server rejects them in the newest turn and replaces
 //! them by placeholder text in earlier turns.
 
-use puna_api::native::{Image, Message};
+use puna_api::ollama::{Image, Message};
 use puna_prompt::Adaptation;
 use puna_store::Model;
 

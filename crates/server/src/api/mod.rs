@@ -37,7 +37,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use futures_util::stream::unfold;
-use puna_api::native::{Logprob, Metrics, PromptLogprob, Think};
+use puna_api::ollama::{Logprob, Metrics, PromptLogprob, Think};
 use puna_prompt::Renderer;
 use puna_sampler::Constraint;
 use puna_store::{GgufInfo, Model};

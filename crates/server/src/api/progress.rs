@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use super::{AnswerEncoder, SharedEncoder, respond_with_shared};
 use crate::app::{App, RunningTask};
 use crate::canonical::ApiError;
-use crate::http::body_budget::HeldReservation;
+use crate::http::body_budget::RequestReservation;
 use crate::http::stream;
 use crate::scheduler::{ModelKey, Phase};
 use crate::util::lock::lock;
@@ -83,7 +83,7 @@ where
 {
     let encoder = Arc::new(Mutex::new(encoder));
     let answer_encoder = encoder.clone();
-    let mut pending: PendingResponse = Box::pin(HeldReservation::carry_over(async move {
+    let mut pending: PendingResponse = Box::pin(RequestReservation::scope_continued(async move {
         let (running, start_result) = started.await?;
         prepare(&mut lock(&answer_encoder), start_result);
         respond_with_shared(running.into(), answer_encoder).await

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use puna_api::native::{
+use puna_api::ollama::{
     RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankTokens,
     RerankUsage,
 };
@@ -12,7 +12,7 @@ use puna_store::{GgufInfo, Model};
 use crate::api::chat;
 use crate::api::{Times, has};
 use crate::app::App;
-use crate::canonical::{ApiError, Event, RankResult, RerankTask, Task};
+use crate::canonical::{ApiError, Event, RerankScores, RerankTask, Task};
 use crate::http::{Client, ErrorFormat, ErrorResponse, Json, json};
 use crate::options::RequestOptions;
 use crate::util::random_ids;
@@ -27,14 +27,14 @@ pub(crate) async fn rerank<D: ErrorFormat>(
     let (load, run) = app.options(&model, &RequestOptions::named(request.options.as_ref())).await?;
     let response_options = ResponseOptions::of(&request)?;
     let keep_alive = request.keep_alive;
-    let task = RerankTask { num_ctx: run.num_ctx, ..rank_task(request)? };
+    let task = RerankTask { num_ctx: run.num_ctx, ..rerank_task(request)? };
     let documents = response_options.return_documents.then(|| task.documents.clone());
     let loaded = app.load(&model, (load, run.num_ctx), keep_alive, client).await?;
-    let mut running = loaded.run(Task::Rank(task)).await;
-    let Event::Ranked(ranked) = running.result().await? else {
+    let mut running = loaded.run(Task::Rerank(task)).await;
+    let Event::Reranked(rerank) = running.result().await? else {
         return Err(ApiError::internal("the model runner sent no scores").into());
     };
-    Ok(json(StatusCode::OK, &response_options.answer(ranked, documents, Times::of(&running))))
+    Ok(json(StatusCode::OK, &response_options.answer(rerank, documents, Times::of(&running))))
 }
 
 /// Refuses a model that is no reranker; the message states what the model can do.
@@ -53,7 +53,7 @@ fn check(model: &Model, given: &str) -> Result<(), ApiError> {
     )))
 }
 
-fn rank_task(request: RerankRequest) -> Result<RerankTask, ApiError> {
+fn rerank_task(request: RerankRequest) -> Result<RerankTask, ApiError> {
     let query =
         request.query.ok_or_else(|| ApiError::bad_request("query is required"))?.into_text();
     if request.documents.is_empty() {
@@ -104,7 +104,7 @@ impl ResponseOptions {
 
     fn answer(
         self,
-        ranked: RankResult,
+        scores: RerankScores,
         documents: Option<Vec<String>>,
         times: Times,
     ) -> RerankResponse {
@@ -115,8 +115,8 @@ impl ResponseOptions {
             ..RerankResult::default()
         };
         let mut results: Vec<RerankResult> =
-            ranked.scores.into_iter().enumerate().map(one).collect();
-        for &(index, tokens) in &ranked.cut {
+            scores.scores.into_iter().enumerate().map(one).collect();
+        for &(index, tokens) in &scores.cut {
             if let Some(result) = results.get_mut(index) {
                 result.truncated_tokens = tokens;
             }
@@ -130,7 +130,7 @@ impl ResponseOptions {
                 result.document = Some(RerankDocument { text });
             }
         }
-        let tokens = ranked.tokens;
+        let tokens = scores.tokens;
         RerankResponse {
             id: random_ids::hex("rerank-"),
             object: "list".into(),
@@ -139,8 +139,8 @@ impl ResponseOptions {
             usage: RerankUsage {
                 prompt_tokens: tokens,
                 total_tokens: tokens,
-                truncated_documents: ranked.cut.len() as u64,
-                truncated_tokens: ranked.cut.iter().map(|(_, tokens)| tokens).sum(),
+                truncated_documents: scores.cut.len() as u64,
+                truncated_tokens: scores.cut.iter().map(|(_, tokens)| tokens).sum(),
             },
             meta: RerankMeta { tokens: RerankTokens { input_tokens: tokens, output_tokens: 0 } },
             total_duration: times.total,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{Logprob, Message};
+use puna_api::ollama::{Logprob, Message};
 use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
@@ -296,7 +296,7 @@ fn images_are_replaced_in_earlier_turns_and_rejected_in_the_newest() {
     let folder = tempfile::tempdir().unwrap();
     let model =
         puna_store::Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
-    let image = || vec![puna_api::native::Image::Bytes(vec![1])];
+    let image = || vec![puna_api::ollama::Image::Bytes(vec![1])];
     let seen = |role: &str| Message { images: image(), ..Message::text(role, "look") };
     let mut earlier =
         vec![seen("user"), Message::text("assistant", "a"), Message::text("user", "b")];

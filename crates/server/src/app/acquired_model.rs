@@ -166,7 +166,7 @@ impl AcquiredModel {
     }
 
     /// Detokenizes tokens.
-    pub(crate) async fn text(&self, tokens: Vec<u32>) -> Result<String, ApiError> {
+    pub(crate) async fn detokenize(&self, tokens: Vec<u32>) -> Result<String, ApiError> {
         match self.run_with_reservation(Task::Detokenize(tokens), None).await.result().await? {
             Event::Text(text) => Ok(text),
             _ => Err(ApiError::internal("the model runner sent no text")),

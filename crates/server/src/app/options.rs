@@ -134,7 +134,7 @@ impl App {
 /// Size of a model's KV cache in tokens when up to `parallel` conversations run at once.
 fn shared_cache(num_ctx: u32, parallel: Option<u32>) -> u32 {
     parallel
-        .map_or(SHARED_CACHE_TOKENS, |most| num_ctx.saturating_mul(most).min(SHARED_CACHE_TOKENS))
+        .map_or(SHARED_CACHE_TOKENS, |max| num_ctx.saturating_mul(max).min(SHARED_CACHE_TOKENS))
         .max(num_ctx)
 }
 

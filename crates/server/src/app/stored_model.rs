@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use puna_api::native::ModelDetails;
+use puna_api::ollama::ModelDetails;
 use puna_store::{Details, Model, StoreError, Weights};
 
 use crate::canonical::ApiError;

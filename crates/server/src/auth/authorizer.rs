@@ -8,9 +8,9 @@ use axum::http::{HeaderMap, header};
 use puna_mirror::RateLimit;
 
 use super::caller::{Caller, ModelAccess};
-use super::owner::Principal;
+use super::owner::ClientIdentity;
 use super::rate_limits::{KeyUsage, LimitExceeded, RequestPermit};
-use super::{Access, Key, KeyError, KeyFile, Scope};
+use super::{Key, KeyError, KeyFile, RouteRequirement, Scope};
 use crate::canonical::ApiError;
 use crate::util::lock::lock;
 
@@ -44,7 +44,7 @@ pub(crate) struct Authorized {
     /// Client number of the key.
     pub client: Option<u64>,
     /// The key as an owner.
-    pub principal: Option<Principal>,
+    pub identity: Option<ClientIdentity>,
     /// What the caller may do with models.
     pub caller: Caller,
     /// Whether the caller may administer this server: a key with the scope `admin` for all
@@ -87,12 +87,14 @@ impl Authorizer {
     /// Why the access is denied.
     pub(crate) fn authorize(
         &self,
-        access: Access,
+        requirement: RouteRequirement,
         headers: &HeaderMap,
         local: bool,
     ) -> Result<Authorized, AccessDenied> {
         let keys = self.keys();
-        let Access::Requires(scope, models) = access else { return Ok(Authorized::default()) };
+        let RouteRequirement::Requires(scope, models) = requirement else {
+            return Ok(Authorized::default());
+        };
         if keys.keys.is_empty() {
             return match scope == Scope::Inference || local {
                 true => Ok(Authorized { may_administer: local, ..Authorized::default() }),
@@ -130,7 +132,7 @@ impl Authorizer {
         Ok(Authorized {
             permit: Some(permit),
             client: client_id(key),
-            principal: Some(Principal::of_key(key)),
+            identity: Some(ClientIdentity::of_key(key)),
             caller,
             may_administer: key.may(Scope::Admin) && key.namespaces.is_empty(),
         })
@@ -243,10 +245,10 @@ fn denied(status: u16, message: impl Into<String>) -> AccessDenied {
 
 fn limit_error(key: &Key, limit: &LimitExceeded) -> RateLimit {
     let name = &key.name;
-    let (most, retry_after) = match limit {
-        LimitExceeded::Concurrent(most) => (format!("{most} concurrent requests"), 1),
-        LimitExceeded::Rate(most, wait) => (format!("{most} a minute"), *wait),
+    let (max, retry_after) = match limit {
+        LimitExceeded::Concurrent(max) => (format!("{max} concurrent requests"), 1),
+        LimitExceeded::Rate(max, wait) => (format!("{max} a minute"), *wait),
     };
-    let said = format!("too many requests with the API key {name:?}: {most} are allowed");
+    let said = format!("too many requests with the API key {name:?}: {max} are allowed");
     RateLimit { message: said, retry_after }
 }

@@ -2,6 +2,18 @@
 //!
 //! [`KeyFile`] is the key file that `puna key` writes. It holds hashes, so that reading it reveals
 //! no keys. The server checks every request against it.
+//!
+//! Words for the sender of a request:
+//!
+//! | type | what it is for |
+//! |---|---|
+//! | [`Key`] | An entry of the key file. |
+//! | `owner::ClientIdentity` | The key, or the address without one, before it is hashed. |
+//! | [`crate::http::Client`] | Number for fair shares, and namespace of cached prefixes. |
+//! | [`crate::http::Owner`] | Hashed identity; owns stored responses. |
+//! | `caller::Caller` | Namespaces that the request may use. |
+//! | [`crate::http::CallerOutgoingAccess`] | Hosts that the request may have the server contact. |
+//! | [`puna_mirror::Principal`] | A key at `/v2`: name, permission and namespaces. |
 
 pub(crate) mod authorizer;
 pub(crate) mod caller;
@@ -48,9 +60,9 @@ impl Scope {
     }
 }
 
-/// Access that a route requires. Every route states it, so that none is open by omission.
+/// What a route requires of its caller. Every route states it, so that none is open by omission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum RouteRequirement {
     /// No key: the route reveals nothing about the server.
     Open,
     /// A key with this scope, if the server has keys, whose namespaces permit what the route does

@@ -24,21 +24,21 @@ const SECRET_FILE: &str = "owner.secret";
 
 /// Sender of a request, as the middleware identifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Principal {
+pub(crate) enum ClientIdentity {
     /// The API key with this hash, in this group.
     Key { hash: String, group: Option<String> },
     /// A client without a key.
     Address(IpAddr),
 }
 
-impl Principal {
-    /// The principal of a key.
+impl ClientIdentity {
+    /// The identity of a key.
     pub(crate) fn of_key(key: &Key) -> Self {
         Self::Key { hash: key.hash.clone(), group: key.group.clone() }
     }
 }
 
-/// Computes owners and cache namespaces of principals.
+/// Computes owners and cache namespaces of clients.
 pub(crate) struct Owners {
     secret: hmac::Key,
     sharing: PrefixSharing,
@@ -60,20 +60,20 @@ impl Owners {
         Self { secret: hmac::Key::new(HMAC_SHA256, &bytes), sharing }
     }
 
-    /// Owner of what a principal stores.
-    pub(crate) fn owner(&self, principal: &Principal) -> Owner {
-        Owner(self.hash(&identity(principal)))
+    /// Owner of what a client stores.
+    pub(crate) fn owner(&self, identity: &ClientIdentity) -> Owner {
+        Owner(self.hash(&identity_text(identity)))
     }
 
-    /// Namespace of the prefixes that a principal finds in the cache.
-    pub(crate) fn cache_namespace(&self, principal: &Principal) -> u128 {
-        match (self.sharing, principal) {
+    /// Namespace of the prefixes that a client finds in the cache.
+    pub(crate) fn cache_namespace(&self, identity: &ClientIdentity) -> u128 {
+        match (self.sharing, identity) {
             (PrefixSharing::All, _) => self.hash("all"),
-            (PrefixSharing::Group, Principal::Key { group: Some(group), .. }) => {
+            (PrefixSharing::Group, ClientIdentity::Key { group: Some(group), .. }) => {
                 self.hash(&format!("group {group}"))
             }
-            (PrefixSharing::Key | PrefixSharing::Group, principal) => {
-                self.hash(&identity(principal))
+            (PrefixSharing::Key | PrefixSharing::Group, identity) => {
+                self.hash(&identity_text(identity))
             }
         }
     }
@@ -90,11 +90,11 @@ pub(crate) fn salted_namespace(namespace: u128, salt: &str) -> u128 {
     first_128_bits(hmac::sign(&key, salt.as_bytes()).as_ref())
 }
 
-/// Text that identifies a principal among all.
-fn identity(principal: &Principal) -> String {
-    match principal {
-        Principal::Key { hash, .. } => format!("key {hash}"),
-        Principal::Address(address) => match address.to_canonical() {
+/// Text that identifies a client among all.
+fn identity_text(identity: &ClientIdentity) -> String {
+    match identity {
+        ClientIdentity::Key { hash, .. } => format!("key {hash}"),
+        ClientIdentity::Address(address) => match address.to_canonical() {
             local if local.is_loopback() => "this machine".to_owned(),
             other => format!("address {other}"),
         },
@@ -145,12 +145,12 @@ fn read(path: &Path) -> io::Result<[u8; SECRET_BYTES]> {
 mod tests {
     use super::*;
 
-    fn key(name: &str, group: Option<&str>) -> Principal {
-        Principal::Key { hash: name.to_owned(), group: group.map(str::to_owned) }
+    fn key(name: &str, group: Option<&str>) -> ClientIdentity {
+        ClientIdentity::Key { hash: name.to_owned(), group: group.map(str::to_owned) }
     }
 
-    fn at(address: &str) -> Principal {
-        Principal::Address(address.parse().unwrap())
+    fn at(address: &str) -> ClientIdentity {
+        ClientIdentity::Address(address.parse().unwrap())
     }
 
     #[test]

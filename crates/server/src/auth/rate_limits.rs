@@ -129,11 +129,11 @@ impl KeyUsage {
         let transfer = part_of.and_then(|of| counts.transfers.get(of));
         let (running, free_parts) =
             transfer.map_or((0, 0), |transfer| (transfer.running, transfer.free_parts));
-        if let Some(most) = key.concurrent
+        if let Some(max) = key.concurrent
             && running % PARTS_PER_REQUEST == 0
-            && counts.concurrent_requests() >= most
+            && counts.concurrent_requests() >= max
         {
-            return Err(LimitExceeded::Concurrent(most));
+            return Err(LimitExceeded::Concurrent(max));
         }
         if let Some(rate) = rate.filter(|_| free_parts == 0) {
             counts.take_token(rate, now)?;

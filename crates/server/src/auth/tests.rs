@@ -1,7 +1,7 @@
 use axum::http::{HeaderMap, HeaderValue};
 
 use super::authorizer::{Authorizer, others_may_read};
-use super::{Access, KeyError, KeyFile, Scope};
+use super::{KeyError, KeyFile, RouteRequirement, Scope};
 
 const HERE: &str = "127.0.0.1";
 const ELSEWHERE: &str = "192.168.1.7";
@@ -14,20 +14,20 @@ fn bearer(key: &str) -> HeaderMap {
     headers("authorization", &format!("Bearer {key}"))
 }
 
-/// Access that the route of a path requires.
-fn access(path: &str) -> Access {
+/// Requirement of the route of a path.
+fn requirement(path: &str) -> RouteRequirement {
     let routes = crate::routes::all();
     routes
         .iter()
         .find(|route| route.path == path)
         .unwrap_or_else(|| panic!("no route {path}"))
-        .access
+        .requirement
 }
 
 /// Status of a denied request; 200 otherwise.
 fn status(authorizer: &Authorizer, path: &str, headers: &HeaderMap, from: &str) -> u16 {
     authorizer
-        .authorize(access(path), headers, from == HERE)
+        .authorize(requirement(path), headers, from == HERE)
         .map_or_else(|refusal| refusal.failure.status, |_| 200)
 }
 
@@ -35,11 +35,11 @@ fn status(authorizer: &Authorizer, path: &str, headers: &HeaderMap, from: &str) 
 fn routes_that_change_models_or_show_metrics_require_more_than_inference() {
     let of = |wanted: Option<Scope>| {
         let scope = |access| match access {
-            Access::Open => None,
-            Access::Requires(scope, _) => Some(scope),
+            RouteRequirement::Open => None,
+            RouteRequirement::Requires(scope, _) => Some(scope),
         };
         let routes = crate::routes::all().into_iter();
-        let routes = routes.filter(move |route| scope(route.access) == wanted);
+        let routes = routes.filter(move |route| scope(route.requirement) == wanted);
         routes.map(|route| route.path).collect::<Vec<_>>()
     };
     assert_eq!(of(None), ["/", "/openapi.json", "/docs", "/health", "/api/version"]);
@@ -208,7 +208,7 @@ fn with_keys_every_request_needs_a_valid_one() {
         200
     );
     let refused =
-        authorizer.authorize(access("/api/pull"), &bearer(&secrets[0]), true).unwrap_err();
+        authorizer.authorize(requirement("/api/pull"), &bearer(&secrets[0]), true).unwrap_err();
     assert!(
         refused.failure.message.contains("\"inference\"")
             && refused.failure.message.contains("scope models")
@@ -259,7 +259,7 @@ fn an_exceeded_limit_has_a_retry_after() {
     file.keys[0].concurrent = Some(1);
     file.write(&path).unwrap();
     let authorizer = Authorizer::new(&path).unwrap();
-    let authorize = || authorizer.authorize(access("/api/chat"), &bearer(&secret), true);
+    let authorize = || authorizer.authorize(requirement("/api/chat"), &bearer(&secret), true);
     let first = authorize().unwrap();
     let refused = authorize().unwrap_err();
     assert_eq!((refused.failure.status, refused.retry_after), (429, Some(1)));

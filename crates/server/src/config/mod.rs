@@ -194,7 +194,7 @@ impl Config {
         Self::with_flags(&[])
     }
 
-    /// The same with settings from the command line, which take precedence.
+    /// Like [`Config::from_env`], with settings from the command line, which take precedence.
     pub fn with_flags(flags: &[(&'static str, String)]) -> Result<Self, ConfigError> {
         let mut config = Self::read(
             flags,

@@ -206,16 +206,14 @@ impl<'a> SettingsReader<'a> {
         value
     }
 
-    /// Reads a number up to `most`. If the default is 0, it means automatic.
-    pub fn number(&mut self, key: &'static str, default: u32, most: u32) -> u32 {
+    /// Reads a number up to `max`. If the default is 0, it means automatic.
+    pub fn number(&mut self, key: &'static str, default: u32, max: u32) -> u32 {
         let parse = |text: &str| match text.parse() {
-            Ok(number) if number <= most => Ok(number),
-            _ if most == u32::MAX && !text.bytes().all(|c| c.is_ascii_digit()) => {
+            Ok(number) if number <= max => Ok(number),
+            _ if max == u32::MAX && !text.bytes().all(|c| c.is_ascii_digit()) => {
                 Err(format!("is {}: it must be a whole number of at least 0", shown_text(text)))
             }
-            _ => {
-                Err(format!("is {}: it must be a whole number from 0 to {most}", shown_text(text)))
-            }
+            _ => Err(format!("is {}: it must be a whole number from 0 to {max}", shown_text(text))),
         };
         self.parsed(key, default, parse, |n| (*n > 0 || default > 0).then(|| n.to_string()))
     }

@@ -16,11 +16,11 @@ pub(super) fn nearest(
     known: impl Iterator<Item = &'static str>,
 ) -> Option<&'static str> {
     // Short keys allow fewer typos: more changes than half of a key make it another word.
-    let most = MAX_TYPOS.min(key.chars().count() / 2);
+    let max = MAX_TYPOS.min(key.chars().count() / 2);
     let (distance, nearest) = known
         .map(|known| (strsim::levenshtein(known, key), known))
         .min_by_key(|(distance, _)| *distance)?;
-    (distance <= most).then_some(nearest)
+    (distance <= max).then_some(nearest)
 }
 
 /// Finds a setting by its key.

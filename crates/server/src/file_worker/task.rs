@@ -66,7 +66,7 @@ impl SandboxedTask {
     fn read() -> io::Result<Option<Self>> {
         let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let Some(task) = read_task(&mut socket)? else { return Ok(None) };
-        let sandbox = sandbox::close(sandbox::inherited_mode(), &task.paths(), &[]);
+        let sandbox = sandbox::enter(sandbox::inherited_mode(), &task.paths(), &[]);
         Ok(Some(Self { task, sandbox, socket }))
     }
 }

@@ -360,7 +360,7 @@ mod tests {
     use futures_util::{StreamExt, stream};
 
     use super::*;
-    use crate::http::Native;
+    use crate::http::Ollama;
 
     fn request(body: impl Into<Body>, budget: &BodyBudget) -> Request {
         Request::post("/").extension(budget.clone()).body(body.into()).unwrap()
@@ -405,7 +405,7 @@ mod tests {
             if packed {
                 request.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("zstd"));
             }
-            let answer = Json::<Native, serde_json::Value>::from_request(request, &()).await;
+            let answer = Json::<Ollama, serde_json::Value>::from_request(request, &()).await;
             answer.map_or_else(|refused| refused.status().as_u16(), |_| 200)
         };
         let many = format!("[{}0]", "0,".repeat(30_000)).into_bytes();

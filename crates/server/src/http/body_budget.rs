@@ -112,34 +112,34 @@ impl BudgetUsage {
 }
 
 tokio::task_local! {
-    static HELD: HeldReservation;
+    static CURRENT: RequestReservation;
 }
 
 /// Reservation of the current request, once its body is decoded.
 #[derive(Debug, Default)]
-pub(crate) struct HeldReservation(Mutex<Option<BodyReservation>>);
+pub(crate) struct RequestReservation(Mutex<Option<BodyReservation>>);
 
-impl HeldReservation {
+impl RequestReservation {
     /// Awaits a response, then releases the reservation unless it was taken.
     pub(crate) async fn scope<T>(answer: impl Future<Output = T>) -> T {
-        HELD.scope(Self::default(), answer).await
+        CURRENT.scope(Self::default(), answer).await
     }
 
-    /// The same for a future that continues after its request is no longer awaited. It takes over
-    /// the request's reservation.
-    pub(crate) fn carry_over<T>(answer: impl Future<Output = T>) -> impl Future<Output = T> {
-        HELD.scope(Self(Mutex::new(take_reservation())), answer)
+    /// Like [`RequestReservation::scope`], for a future that continues after its request is no
+    /// longer awaited. It takes over the request's reservation.
+    pub(crate) fn scope_continued<T>(answer: impl Future<Output = T>) -> impl Future<Output = T> {
+        CURRENT.scope(Self(Mutex::new(take_reservation())), answer)
     }
 }
 
 /// Sets the reservation of the current request to that of its decoded body.
 pub(crate) fn hold_reservation(reservation: BodyReservation) {
-    let _ = HELD.try_with(|held| *lock(&held.0) = Some(reservation));
+    let _ = CURRENT.try_with(|held| *lock(&held.0) = Some(reservation));
 }
 
 /// Takes the reservation of the current request, to hold it until a runner accepts the task.
 pub(crate) fn take_reservation() -> Option<BodyReservation> {
-    HELD.try_with(|held| lock(&held.0).take()).ok().flatten()
+    CURRENT.try_with(|held| lock(&held.0).take()).ok().flatten()
 }
 
 /// Memory reserved by a request until the reservation is dropped.

@@ -50,9 +50,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Owner {
 
 /// Hosts that the caller of a request may have the server contact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct CallerAccess(pub(crate) OutgoingAccess);
+pub(crate) struct CallerOutgoingAccess(pub(crate) OutgoingAccess);
 
-impl CallerAccess {
+impl CallerOutgoingAccess {
     /// The access of a caller, by its right to administer the server.
     pub(crate) fn new(may_administer: bool) -> Self {
         Self(match may_administer {
@@ -62,7 +62,7 @@ impl CallerAccess {
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for CallerAccess {
+impl<S: Send + Sync> FromRequestParts<S> for CallerOutgoingAccess {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {

@@ -49,19 +49,19 @@ struct Shared {
 struct TableState {
     open: HashMap<u64, OpenConnection>,
     /// Number of connections of each client.
-    counts: HashMap<ConnectionOwner, usize>,
+    counts: HashMap<ConnectionClient, usize>,
     next: u64,
 }
 
 /// Client of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum ConnectionOwner {
+enum ConnectionClient {
     Address(u64),
     Key(u64),
 }
 
 struct OpenConnection {
-    owner: ConnectionOwner,
+    owner: ConnectionClient,
     /// Requests in progress.
     active: usize,
     idle_since: Instant,
@@ -100,7 +100,7 @@ impl ConnectionTable {
     /// # Errors
     /// No connection that may be closed is idle.
     pub(crate) fn admit(&self, address: IpAddr) -> Result<ConnectionSlot, ConnectionsExhausted> {
-        let owner = ConnectionOwner::Address(Client::number_at(address));
+        let owner = ConnectionClient::Address(Client::number_at(address));
         let mut state = lock(&self.0.state);
         self.make_place(&mut state, owner)?;
         if state.open.len() >= self.0.capacity && !state.close_idle(None) {
@@ -125,7 +125,7 @@ impl ConnectionTable {
     fn make_place(
         &self,
         state: &mut TableState,
-        owner: ConnectionOwner,
+        owner: ConnectionClient,
     ) -> Result<(), ConnectionsExhausted> {
         let count = state.counts.get(&owner).copied().unwrap_or(0);
         if count >= self.share() && !state.close_idle(Some(owner)) {
@@ -140,16 +140,16 @@ impl ConnectionTable {
     }
 
     /// Closes the connection that has been in its TLS handshake for longest, if that is at least
-    /// `least`.
-    pub(crate) fn close_oldest_handshake(&self, least: Duration) {
-        lock(&self.0.state).close_oldest_handshake(None, least);
+    /// `min`.
+    pub(crate) fn close_oldest_handshake(&self, min: Duration) {
+        lock(&self.0.state).close_oldest_handshake(None, min);
     }
 }
 
 impl TableState {
     /// Closes the longest idle connection of a client, or of the client with the most connections
     /// that has one. Returns whether there was one.
-    fn close_idle(&mut self, owner: Option<ConnectionOwner>) -> bool {
+    fn close_idle(&mut self, owner: Option<ConnectionClient>) -> bool {
         let idle = self
             .open
             .iter()
@@ -160,11 +160,11 @@ impl TableState {
         id.inspect(|id| self.close(*id)).is_some()
     }
 
-    /// Closes the longest handshake of a client, or of all, if it has lasted `least`.
-    fn close_oldest_handshake(&mut self, owner: Option<ConnectionOwner>, least: Duration) {
+    /// Closes the longest handshake of a client, or of all, if it has lasted `min`.
+    fn close_oldest_handshake(&mut self, owner: Option<ConnectionClient>, min: Duration) {
         let handshakes = self.handshakes(owner);
         let oldest = handshakes.min_by_key(|(_, open)| open.idle_since);
-        let oldest = oldest.filter(|(_, open)| open.idle_since.elapsed() >= least);
+        let oldest = oldest.filter(|(_, open)| open.idle_since.elapsed() >= min);
         if let Some(id) = oldest.map(|(id, _)| *id) {
             self.close(id);
         }
@@ -173,7 +173,7 @@ impl TableState {
     /// Connections of a client, or of all, that are in their TLS handshake.
     fn handshakes(
         &self,
-        owner: Option<ConnectionOwner>,
+        owner: Option<ConnectionClient>,
     ) -> impl Iterator<Item = (&u64, &OpenConnection)> {
         let is_of = move |open: &OpenConnection| owner.is_none_or(|owner| open.owner == owner);
         self.open.iter().filter(move |(_, open)| open.in_handshake && is_of(open))
@@ -191,7 +191,7 @@ impl TableState {
         Some(open)
     }
 
-    fn release(&mut self, owner: ConnectionOwner) {
+    fn release(&mut self, owner: ConnectionClient) {
         if let Some(count) = self.counts.get_mut(&owner) {
             *count -= 1;
             if *count == 0 {
@@ -224,13 +224,13 @@ impl ConnectionSlot {
     }
 
     /// Begins the TLS handshake of the connection, if its client has fewer than `share` in
-    /// progress. Otherwise closes the client's longest handshake if it has lasted `least`, and
+    /// progress. Otherwise closes the client's longest handshake if it has lasted `min`, and
     /// returns false.
-    pub(crate) fn begin_handshake(&self, share: usize, least: Duration) -> bool {
+    pub(crate) fn begin_handshake(&self, share: usize, min: Duration) -> bool {
         let mut state = lock(&self.0.table.0.state);
         let Some(owner) = state.open.get(&self.0.id).map(|open| open.owner) else { return false };
         if state.handshakes(Some(owner)).count() >= share {
-            state.close_oldest_handshake(Some(owner), least);
+            state.close_oldest_handshake(Some(owner), min);
             return false;
         }
         if let Some(open) = state.open.get_mut(&self.0.id) {
@@ -259,7 +259,7 @@ impl ConnectionSlot {
     /// # Errors
     /// The key's share is full, and none of its connections is idle.
     pub(crate) fn assign_key(&self, key: u64) -> Result<(), ConnectionsExhausted> {
-        let owner = ConnectionOwner::Key(key);
+        let owner = ConnectionClient::Key(key);
         let mut state = lock(&self.0.table.0.state);
         match state.open.get(&self.0.id).map(|open| open.owner) {
             Some(before) if before != owner => {
@@ -363,7 +363,7 @@ mod tests {
         drop(active);
         assert_eq!(third.assign_key(7), Ok(()));
         assert!(is_closed(&first[0]) && !is_closed(&first[1]));
-        assert_eq!(lock(&table.0.state).counts, HashMap::from([(ConnectionOwner::Key(7), 2)]));
+        assert_eq!(lock(&table.0.state).counts, HashMap::from([(ConnectionClient::Key(7), 2)]));
     }
 
     #[test]
@@ -384,7 +384,7 @@ mod tests {
     fn handshakes_of_one_client_leave_half_of_the_slots_to_another() {
         let table = ConnectionTable::with_capacity(16);
         let first: Vec<_> = (0..5).map(|_| table.admit(address(1)).unwrap()).collect();
-        let begin = |slot: &ConnectionSlot, least| slot.begin_handshake(4, least);
+        let begin = |slot: &ConnectionSlot, min| slot.begin_handshake(4, min);
         let long = Duration::from_secs(60);
         assert!(first[..4].iter().all(|slot| begin(slot, long)));
         assert!(!begin(&first[4], long) && !first.iter().any(is_closed));

@@ -2,7 +2,7 @@
 
 use axum::response::{IntoResponse, Response};
 
-use super::response::{Anthropic, ErrorResponse, Native, OpenAi};
+use super::response::{Anthropic, ErrorResponse, Ollama, OpenAi};
 use crate::canonical::ApiError;
 
 /// API dialect of a route.
@@ -33,7 +33,7 @@ impl Dialect {
     /// Converts an error to a response in this dialect.
     pub(crate) fn error(self, failure: ApiError) -> Response {
         match self {
-            Self::Ollama | Self::Puna => ErrorResponse::<Native>::from(failure).into_response(),
+            Self::Ollama | Self::Puna => ErrorResponse::<Ollama>::from(failure).into_response(),
             Self::OpenAi => ErrorResponse::<OpenAi>::from(failure).into_response(),
             Self::Anthropic => ErrorResponse::<Anthropic>::from(failure).into_response(),
         }

@@ -9,7 +9,7 @@ use puna_api::split_port;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostKind {
     /// An IP address of this machine or a private network, or no host.
-    Number,
+    LocalAddress,
     /// A name of this machine, or one that the configuration allows.
     Name,
     /// Any other host.
@@ -40,12 +40,12 @@ impl HostNames {
         let (host, _) = split_port(&authority);
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         if bare.is_empty() {
-            return HostKind::Number;
+            return HostKind::LocalAddress;
         }
         let is_allowed = self.allowed.iter().any(|name| *name == authority || name == host);
         if let Ok(ip) = bare.parse::<IpAddr>() {
             let accepted = is_allowed || is_local_address(ip);
-            return if accepted { HostKind::Number } else { HostKind::Foreign };
+            return if accepted { HostKind::LocalAddress } else { HostKind::Foreign };
         }
         let name = bare.strip_suffix(".local").unwrap_or(bare);
         let is_machine = !self.machine.is_empty() && name == self.machine;
@@ -119,7 +119,7 @@ mod tests {
             "::1",
             "[fd00::1]",
         ] {
-            assert_eq!(classify(header), HostKind::Number, "{header}");
+            assert_eq!(classify(header), HostKind::LocalAddress, "{header}");
         }
         for header in ["localhost", "LOCALHOST:1", "x.localhost:9", "BOX:11434", "box.LOCAL:1"] {
             assert_eq!(classify(header), HostKind::Name, "{header}");

@@ -78,7 +78,7 @@ async fn identify_listener(address: &Address, setting: &str) -> (String, String)
         return ("a program that does not speak HTTP".into(), elsewhere);
     };
     let version = http_get(address, "/api/version").await.unwrap_or_default().body;
-    let version: puna_api::native::VersionResponse =
+    let version: puna_api::ollama::VersionResponse =
         serde_json::from_str(&version).unwrap_or_default();
     if !version.puna.is_empty() {
         return (format!("Puna {}", version.puna), ": use it, or stop it first".into());

@@ -26,11 +26,11 @@ pub(crate) mod write_timeout;
 pub(crate) use body::{
     BodyReader, CompatibilityReport, Json, read_body, record_adaptation, record_ignored_field,
 };
-pub(crate) use client::{CallerAccess, Client, Owner};
+pub(crate) use client::{CallerOutgoingAccess, Client, Owner};
 pub(crate) use dialect::Dialect;
 pub(crate) use request_scope::{VIA_HEADER, current_via};
 pub(crate) use response::{
-    Anthropic, ErrorFormat, ErrorResponse, JSON, Native, OpenAi, StreamFormat, anthropic_error,
+    Anthropic, ErrorFormat, ErrorResponse, JSON, Ollama, OpenAi, StreamFormat, anthropic_error,
     error_body, json, json_plain, openai_error, stream,
 };
 pub(crate) use schema_report::{

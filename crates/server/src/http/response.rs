@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::Stream;
-use puna_api::native::ErrorBody;
+use puna_api::ollama::ErrorBody;
 use puna_api::{anthropic, openai};
 use serde::Serialize;
 
@@ -24,9 +24,9 @@ pub(crate) trait ErrorFormat: Send + Sync + 'static {
 }
 
 /// Ollama's own dialect.
-pub(crate) struct Native;
+pub(crate) struct Ollama;
 
-impl ErrorFormat for Native {
+impl ErrorFormat for Ollama {
     const EMPTY_BODY: &'static str = "missing request body";
 
     fn error(failure: &ApiError) -> Response {

@@ -30,12 +30,12 @@ use super::write_timeout::WriteTimeoutStream;
 /// Maximum time for a client to send the head of a request.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 30_000 });
 
-/// The same while many connections are open.
-const PRESSED_HEADER_READ_TIMEOUT: Duration =
+/// Maximum time for a client to send the head of a request while many connections are open.
+const BUSY_HEADER_READ_TIMEOUT: Duration =
     Duration::from_millis(if cfg!(test) { 500 } else { 5000 });
 
-/// Time that a TLS handshake has, while other connections wait for one.
-const PRESSED_HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time that a TLS handshake has while other connections wait for a handshake slot.
+const BUSY_HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum TLS handshakes of one client at a time; further ones wait.
 pub(crate) const CLIENT_HANDSHAKES: usize = MAX_HANDSHAKES / 2;
@@ -130,7 +130,7 @@ pub(crate) async fn run(
                     tracker: tracker.clone(),
                     slot,
                     header_timeout: match table.is_under_pressure() {
-                        true => PRESSED_HEADER_READ_TIMEOUT,
+                        true => BUSY_HEADER_READ_TIMEOUT,
                         false => HEADER_READ_TIMEOUT,
                     },
                 };
@@ -217,7 +217,7 @@ async fn handshake_slot(
         let slot = Arc::clone(slots).acquire_owned();
         match timeout(HANDSHAKE_SLOT_INTERVAL, slot).await {
             Ok(slot) => return slot.ok(),
-            Err(_) => table.close_oldest_handshake(PRESSED_HANDSHAKE_TIMEOUT),
+            Err(_) => table.close_oldest_handshake(BUSY_HANDSHAKE_TIMEOUT),
         }
     }
 }
@@ -252,7 +252,7 @@ impl Handshake {
         write_timeout: Option<Duration>,
         connection: &ConnectionSlot,
     ) -> Option<TlsStream<WriteTimeoutStream<TcpStream>>> {
-        while !connection.begin_handshake(CLIENT_HANDSHAKES, PRESSED_HANDSHAKE_TIMEOUT) {
+        while !connection.begin_handshake(CLIENT_HANDSHAKES, BUSY_HANDSHAKE_TIMEOUT) {
             // Connections of other clients use the slot until then.
             self.slot = None;
             tokio::time::sleep(HANDSHAKE_SLOT_INTERVAL).await;

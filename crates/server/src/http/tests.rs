@@ -10,9 +10,9 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
 use crate::config::Config;
-use crate::runner::generator::LoadError;
 use crate::runner::launch::{Launcher, RunnerProcess};
 use crate::runner::protocol::{LoadSpec, MemoryParts};
+use crate::runner::runner_model::LoadError;
 use crate::runner::tests::{Fake, FakeLauncher};
 
 const LIMIT: Duration = Duration::from_millis(500);

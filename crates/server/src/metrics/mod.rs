@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use axum::http::{Method, StatusCode};
 use puna_mirror::{SharedTable, TableLimit};
 
-use crate::canonical::{ApiError, EmbedResult, Event, GenerationSummary, RankResult};
+use crate::canonical::{ApiError, EmbedResult, Event, GenerationSummary, RerankScores};
 use crate::scheduler::UnloadReason;
 use crate::util::lock::lock;
 
@@ -276,7 +276,7 @@ impl TaskMetrics {
             }
             Event::Done(done) => self.record_generation(done),
             Event::Embedded(EmbedResult { tokens, .. })
-            | Event::Ranked(RankResult { tokens, .. }) => {
+            | Event::Reranked(RerankScores { tokens, .. }) => {
                 self.model.embedded_tokens.add(*tokens);
             }
             _ => {}

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::operation::{Operation, RequestBody, ResponseBody, RouteStatus, SchemaOf};
 use super::operations;
-use crate::auth::Access;
+use crate::auth::RouteRequirement;
 use crate::http::Dialect;
 use crate::routes::table::Route;
 use crate::version::VERSION;
@@ -108,10 +108,10 @@ fn describe_operation(operation: &Operation, route: &Route, types: &mut SchemaRe
     if !operation.description.is_empty() {
         described["description"] = operation.description.into();
     }
-    match route.access {
-        Access::Open => described["security"] = json!([]),
+    match route.requirement {
+        RouteRequirement::Open => described["security"] = json!([]),
         // The empty object stands for servers without keys, where no authentication is needed.
-        Access::Requires(scope, _) => {
+        RouteRequirement::Requires(scope, _) => {
             described["security"] = json!([{}, {"bearer": []}, {"key": []}]);
             described["x-puna-scope"] = scope.name().into();
         }
@@ -199,7 +199,8 @@ fn responses(operation: &Operation, route: &Route, types: &mut SchemaRegistry) -
         }
         responses.insert(status.to_string(), answer);
     }
-    let auth_errors: &[u16] = if route.access == Access::Open { &[] } else { &[401, 403, 429] };
+    let auth_errors: &[u16] =
+        if route.requirement == RouteRequirement::Open { &[] } else { &[401, 403, 429] };
     let mut errors: Vec<u16> = operation.errors.iter().chain(auth_errors).copied().collect();
     errors.sort_unstable();
     errors.dedup();

@@ -1,6 +1,6 @@
 //! Table of every method of every route. A test compares it with the table of routes.
 
-use puna_api::native::{self, ErrorBody};
+use puna_api::ollama::{self, ErrorBody};
 use puna_api::schema::{MessageEvent, Response, ResponseEvent};
 use puna_api::{anthropic, openai, responses};
 
@@ -28,47 +28,47 @@ fn generation() -> Vec<Operation> {
     vec![
         Operation::post("/api/generate", "generate", "Generate a completion")
             .description("A request without a prompt only loads the model; with `keep_alive` 0 it unloads it.")
-            .json::<native::GenerateRequest>(
+            .json::<ollama::GenerateRequest>(
                 &["model"],
                 r#"{"model": "cria", "prompt": "Why is the sky blue?", "options": {"num_predict": 20}}"#,
             )
             .response(
                 200,
                 "The completion in chunks, one JSON object per line; with `stream: false` one object.",
-                &[ResponseBody::Lines(schema_of::<native::GenerateResponse>), ResponseBody::Json(schema_of::<native::GenerateResponse>)],
+                &[ResponseBody::Lines(schema_of::<ollama::GenerateResponse>), ResponseBody::Json(schema_of::<ollama::GenerateResponse>)],
             )
             .loads_model(),
         Operation::post("/api/chat", "chat", "Generate a chat completion")
             .description("A request without messages only loads the model; with `keep_alive` 0 it unloads it.")
-            .json::<native::ChatRequest>(
+            .json::<ollama::ChatRequest>(
                 &["model"],
                 r#"{"model": "cria", "messages": [{"role": "user", "content": "Hello!"}], "options": {"num_predict": 20}}"#,
             )
             .response(
                 200,
                 "The message in chunks, one JSON object per line; with `stream: false` one object.",
-                &[ResponseBody::Lines(schema_of::<native::ChatResponse>), ResponseBody::Json(schema_of::<native::ChatResponse>)],
+                &[ResponseBody::Lines(schema_of::<ollama::ChatResponse>), ResponseBody::Json(schema_of::<ollama::ChatResponse>)],
             )
             .loads_model(),
         Operation::post("/api/embed", "embed", "Generate embeddings")
             .description("Embeddings have norm 1. A request without input only loads the model.")
-            .json::<native::EmbedRequest>(&["model"], r#"{"model": "minilm", "input": ["one", "two"]}"#)
-            .object::<native::EmbedResponse>("One embedding per text.")
+            .json::<ollama::EmbedRequest>(&["model"], r#"{"model": "minilm", "input": ["one", "two"]}"#)
+            .object::<ollama::EmbedResponse>("One embedding per text.")
             .loads_model(),
         Operation::post("/api/embeddings", "embeddings", "Generate an embedding (older API)")
             .description("The embedding is not normalized.")
-            .json::<native::EmbeddingsRequest>(&["model"], r#"{"model": "minilm", "prompt": "one"}"#)
-            .object::<native::EmbeddingsResponse>("The embedding.")
+            .json::<ollama::EmbeddingsRequest>(&["model"], r#"{"model": "minilm", "prompt": "one"}"#)
+            .object::<ollama::EmbeddingsResponse>("The embedding.")
             .loads_model(),
         Operation::post("/api/tokenize", "tokenize", "Tokenize a text")
             .additive()
-            .json::<native::TokenizeRequest>(&["model"], r#"{"model": "cria", "text": "Hello!"}"#)
-            .object::<native::TokenizeResponse>("The tokens.")
+            .json::<ollama::TokenizeRequest>(&["model"], r#"{"model": "cria", "text": "Hello!"}"#)
+            .object::<ollama::TokenizeResponse>("The tokens.")
             .loads_model(),
         Operation::post("/api/detokenize", "detokenize", "Detokenize tokens")
             .additive()
-            .json::<native::DetokenizeRequest>(&["model"], r#"{"model": "cria", "tokens": [1, 2, 3]}"#)
-            .object::<native::DetokenizeResponse>("The text.")
+            .json::<ollama::DetokenizeRequest>(&["model"], r#"{"model": "cria", "tokens": [1, 2, 3]}"#)
+            .object::<ollama::DetokenizeResponse>("The text.")
             .loads_model(),
     ]
 }
@@ -84,8 +84,8 @@ fn library() -> Vec<Operation> {
         )
     };
     let progress = [
-        ResponseBody::Lines(schema_of::<native::Progress>),
-        ResponseBody::Json(schema_of::<native::Progress>),
+        ResponseBody::Lines(schema_of::<ollama::Progress>),
+        ResponseBody::Json(schema_of::<ollama::Progress>),
     ];
     vec![
         Operation::get("/", "root", "Check that the server runs").response(
@@ -93,19 +93,19 @@ fn library() -> Vec<Operation> {
             "`Ollama is running`",
             &[ResponseBody::Text("text/plain")],
         ),
-        Operation::get("/api/version", "version", "Show versions").object::<native::VersionResponse>("The versions."),
+        Operation::get("/api/version", "version", "Show versions").object::<ollama::VersionResponse>("The versions."),
         Operation::get("/api/tags", "tags", "List stored models")
-            .object::<native::ListResponse>("The stored models, newest first.")
+            .object::<ollama::ListResponse>("The stored models, newest first.")
             .errors(&[500]),
         Operation::post("/api/show", "show", "Show details of a model")
-            .json::<native::ShowRequest>(&[], r#"{"model": "cria"}"#)
-            .object::<native::ShowResponse>("The details.")
+            .json::<ollama::ShowRequest>(&[], r#"{"model": "cria"}"#)
+            .object::<ollama::ShowResponse>("The details.")
             .errors(&[403, 404, 500]),
         Operation::get("/api/ps", "ps", "List loaded models")
-            .object::<native::ProcessResponse>("The loaded models; the one that expires last is first."),
+            .object::<ollama::ProcessResponse>("The loaded models; the one that expires last is first."),
         Operation::post("/api/create", "create", "Create a model")
             .description("The source is a stored model (`from`) or files uploaded to `/api/blobs/{digest}` (`files`).")
-            .json::<native::CreateRequest>(
+            .json::<ollama::CreateRequest>(
                 &[],
                 r#"{"model": "polite", "from": "cria", "system": "Be polite."}"#,
             )
@@ -116,14 +116,14 @@ fn library() -> Vec<Operation> {
             )
             .errors(&[404, 500]),
         Operation::post("/api/copy", "copy", "Copy a model to another name")
-            .json::<native::CopyRequest>(
+            .json::<ollama::CopyRequest>(
                 &["source", "destination"],
                 r#"{"source": "cria", "destination": "me/cria:v2"}"#,
             )
             .response(200, "The model was copied.", &[ResponseBody::Nothing])
             .errors(&[404, 500]),
         Operation::delete("/api/delete", "delete", "Delete a model")
-            .json::<native::DeleteRequest>(&[], r#"{"model": "me/cria:v2"}"#)
+            .json::<ollama::DeleteRequest>(&[], r#"{"model": "me/cria:v2"}"#)
             .response(
                 200,
                 "The model was deleted. The body is empty, or an object with a `warning` if its space was not freed.",
@@ -131,26 +131,26 @@ fn library() -> Vec<Operation> {
             )
             .errors(&[404, 500]),
         Operation::post("/api/pull", "pull", "Pull a model from a registry")
-            .json::<native::PullRequest>(&[], r#"{"model": "smollm2:135m"}"#)
+            .json::<ollama::PullRequest>(&[], r#"{"model": "smollm2:135m"}"#)
             .response(200, "Progress, one JSON object per line; with `stream: false` only the last object.", &progress)
             .errors(&[403, 404, 500]),
         Operation::post("/api/push", "push", "Push a model to a registry")
-            .json::<native::PullRequest>(&[], r#"{"model": "me/cria:v2"}"#)
+            .json::<ollama::PullRequest>(&[], r#"{"model": "me/cria:v2"}"#)
             .response(200, "Progress, one JSON object per line; with `stream: false` only the last object.", &progress)
             .errors(&[403, 404, 500]),
         Operation::post("/api/verify", "verify", "Verify stored models against their digests")
             .description(
                 "Each damaged file has a progress line. The last line is an error if damaged files remain.",
             )
-            .json::<native::VerifyRequest>(&[], r#"{"model": "cria"}"#)
+            .json::<ollama::VerifyRequest>(&[], r#"{"model": "cria"}"#)
             .response(200, "Progress, one JSON object per line; with `stream: false` only the last object.", &progress)
             .errors(&[404, 500]),
         Operation::post("/api/prune", "prune", "Delete files that no model uses")
-            .json::<native::PruneRequest>(&[], r#"{"dry_run": true}"#)
-            .object::<native::PruneResponse>("The deleted files, or with `dry_run` those that would be deleted.")
+            .json::<ollama::PruneRequest>(&[], r#"{"dry_run": true}"#)
+            .object::<ollama::PruneResponse>("The deleted files, or with `dry_run` those that would be deleted.")
             .errors(&[500]),
         Operation::get("/api/downloads", "downloads", "List unfinished pulls")
-            .object::<native::DownloadsResponse>("The running and the interrupted pulls.")
+            .object::<ollama::DownloadsResponse>("The running and the interrupted pulls.")
             .errors(&[500]),
         digest(Operation::new("HEAD", "/api/blobs/{digest}", "has_blob", "Check whether a blob exists"))
             .response(200, "The blob exists.", &[ResponseBody::Nothing])
@@ -332,11 +332,11 @@ fn ranking() -> Vec<Operation> {
     let one = |(path, id)| {
         Operation::post(path, id, "Rank documents by relevance to a query")
             .additive()
-            .json::<native::RerankRequest>(
+            .json::<ollama::RerankRequest>(
                 &["model", "query", "documents"],
                 r#"{"model": "reranker", "query": "What is a panda?", "documents": ["A bear.", "A car."]}"#,
             )
-            .object::<native::RerankResponse>("Documents with their scores, best first.")
+            .object::<ollama::RerankResponse>("Documents with their scores, best first.")
             .loads_model()
     };
     names.map(one).into()

@@ -6,7 +6,7 @@ pub mod speculate;
 
 use std::collections::HashSet;
 
-use puna_api::native::Think;
+use puna_api::ollama::Think;
 use serde_json::{Map, Value};
 
 use crate::canonical::{ApiError, RunOptions};
@@ -226,16 +226,16 @@ fn integer(name: &str, value: &Value) -> Result<i64, ApiError> {
     integer_in_range(name, value, i64::MIN, i64::MAX)
 }
 
-/// Reads an integer from `least` to `most`.
-fn integer_in_range(name: &str, value: &Value, least: i64, most: i64) -> Result<i64, ApiError> {
+/// Reads an integer from `min` to `max`.
+fn integer_in_range(name: &str, value: &Value, min: i64, max: i64) -> Result<i64, ApiError> {
     let whole = |x: f64| Some(x as i128).and_then(|n| i64::try_from(n).ok());
     let number = match value.as_i64() {
         Some(n) => Some(n),
         None => whole(value.as_f64().ok_or_else(|| wrong(name, "integer"))?),
     };
-    number.filter(|n| (least..=most).contains(n)).ok_or_else(|| {
+    number.filter(|n| (min..=max).contains(n)).ok_or_else(|| {
         let text =
-            format!("option \"{name}\" is out of range: {value} is not between {least} and {most}");
+            format!("option \"{name}\" is out of range: {value} is not between {min} and {max}");
         ApiError::bad_request(text)
     })
 }

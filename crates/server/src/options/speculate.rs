@@ -26,15 +26,15 @@ impl SpeculationMode {
         matches!(self, Self::Auto | Self::Always)
     }
 
-    /// Speculation settings of the engine, with at most `most` draft tokens per step.
-    pub fn speculation(self, most: Option<u32>) -> Speculation {
+    /// Speculation settings of the engine, with at most `max` draft tokens per step.
+    pub fn speculation(self, max: Option<u32>) -> Speculation {
         let mode = match self {
             Self::Auto => Speculation::AUTO,
             Self::Off => Speculation::OFF,
             Self::Ngram => Speculation::LOOKUP,
             Self::Always => Speculation { always: true, ..Speculation::AUTO },
         };
-        Speculation { max_tokens: most.map(|n| n as usize), ..mode }
+        Speculation { max_tokens: max.map(|n| n as usize), ..mode }
     }
 }
 

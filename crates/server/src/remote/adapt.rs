@@ -1,7 +1,7 @@
 //! Changes conversations so that every OpenAI-compatible server accepts them with any chat
 //! template.
 
-use puna_api::native::{self, Message};
+use puna_api::ollama::{self, Message};
 use puna_prompt::{FunctionCall, Image, MessageRules};
 
 /// Returns the conversation in the form that every template accepts, and the kinds of changes.
@@ -15,19 +15,19 @@ pub(super) fn adapted(messages: &[Message]) -> (Vec<Message>, Vec<String>) {
 }
 
 /// Converts a message; each image becomes its index in `images`.
-fn prompt_message(message: &Message, images: &mut Vec<native::Image>) -> puna_prompt::Message {
+fn prompt_message(message: &Message, images: &mut Vec<ollama::Image>) -> puna_prompt::Message {
     let first = images.len();
     images.extend(message.images.iter().cloned());
     let numbers = (first..images.len()).map(|number| Image(number.to_string()));
     puna_prompt::Message { images: numbers.collect(), ..crate::runner::prompt_message(message) }
 }
 
-fn native_message(message: puna_prompt::Message, images: &[native::Image]) -> Message {
+fn native_message(message: puna_prompt::Message, images: &[ollama::Image]) -> Message {
     let image = |Image(number): &Image| images.get(number.parse::<usize>().ok()?).cloned();
     let call = |call: puna_prompt::ToolCall| {
         let FunctionCall { index, name, arguments } = call.function;
-        let function = native::ToolCallFunction { index: index as i64, name, arguments };
-        native::ToolCall { id: call.id, function }
+        let function = ollama::ToolCallFunction { index: index as i64, name, arguments };
+        ollama::ToolCall { id: call.id, function }
     };
     Message {
         images: message.images.iter().filter_map(image).collect(),
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn agent_conversations_are_adapted_for_every_template() {
         let picture = Message {
-            images: vec![native::Image::Bytes(vec![1, 2])],
+            images: vec![ollama::Image::Bytes(vec![1, 2])],
             ..Message::text("user", "see")
         };
         let messages = [
@@ -66,7 +66,7 @@ mod tests {
             turns,
             [("system", "a\n\nb"), ("user", user), ("assistant", "e\n\nf"), ("user", "g")]
         );
-        assert_eq!(got[1].images, [native::Image::Bytes(vec![1, 2])]);
+        assert_eq!(got[1].images, [ollama::Image::Bytes(vec![1, 2])]);
         assert_eq!(kinds, ["merged", "renamed"]);
         let plain = [Message::text("system", "a"), Message::text("user", "b")];
         assert_eq!(adapted(&plain), (plain.to_vec(), Vec::new()));

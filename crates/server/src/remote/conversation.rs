@@ -1,6 +1,6 @@
 //! Checks requests to remote models, and assembles their conversations.
 
-use puna_api::native::Message;
+use puna_api::ollama::Message;
 use puna_prompt::{PromptError, ROLES, check_results};
 
 use crate::canonical::{ApiError, GenerateTask, Input, Overflow};

@@ -98,7 +98,7 @@ impl Remotes {
         let listed = listed.unwrap_or_default();
         match host.protocol {
             Protocol::OpenAi => listed,
-            Protocol::Native => {
+            Protocol::Ollama => {
                 let shown = self.fetch_show(host, model, via).await;
                 Description {
                     n_ctx: listed.n_ctx.or(shown.n_ctx),
@@ -116,7 +116,7 @@ impl Remotes {
     async fn fetch_list(&self, host: &Host, via: &[String]) -> Arc<ModelDescriptions> {
         let address = match host.protocol {
             Protocol::OpenAi => format!("{}/models", host.base),
-            Protocol::Native => format!("{}/v1/models", host.base),
+            Protocol::Ollama => format!("{}/v1/models", host.base),
         };
         if let Some(cached) = self.descriptions.get(&address) {
             return cached;

@@ -20,7 +20,7 @@ pub(super) enum Protocol {
     /// OpenAI's dialect; the address ends with `/v1`.
     OpenAi,
     /// The dialect of Ollama and Puna.
-    Native,
+    Ollama,
 }
 
 /// A server that runs a model.
@@ -109,9 +109,9 @@ fn parse_host(text: &str, all_allowed: &[AllowedHost]) -> Result<Host, ApiError>
     };
     let base = text.trim_end_matches('/');
     let (base, protocol) = match base.strip_suffix("/api") {
-        Some(base) => (base, Protocol::Native),
+        Some(base) => (base, Protocol::Ollama),
         None if base.ends_with("/v1") => (base, Protocol::OpenAi),
-        None => (base, Protocol::Native),
+        None => (base, Protocol::Ollama),
     };
     Ok(Host { base: base.to_owned(), protocol, key: allowed.key.clone() })
 }
@@ -167,7 +167,7 @@ mod tests {
             shown,
             [
                 ("http://gpu1:8000/v1", Protocol::OpenAi, None),
-                ("http://gpu1:8000", Protocol::Native, None),
+                ("http://gpu1:8000", Protocol::Ollama, None),
                 ("https://api.example/open/v1", Protocol::OpenAi, Some("k=1")),
             ]
         );

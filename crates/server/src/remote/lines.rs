@@ -199,10 +199,10 @@ impl ResponseLines {
         parse_json(&self.buffer)
     }
 
-    /// Reads the response as text, up to `most` bytes.
-    pub(super) async fn into_text(mut self, most: usize) -> String {
-        while self.buffer.len() < most && matches!(self.read_chunk().await, Ok(true)) {}
-        self.buffer.truncate(most);
+    /// Reads the response as text, up to `max` bytes.
+    pub(super) async fn into_text(mut self, max: usize) -> String {
+        while self.buffer.len() < max && matches!(self.read_chunk().await, Ok(true)) {}
+        self.buffer.truncate(max);
         String::from_utf8_lossy(&self.buffer).into_owned()
     }
 }

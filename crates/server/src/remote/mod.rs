@@ -9,7 +9,7 @@
 //! - `describe` asks servers for the sizes of their models, and `description_cache` stores them;
 //! - `lines` reads streams with limits on length and silence;
 //! - `remote_error` reads the servers' error objects;
-//! - `openai` and `native` translate requests and responses.
+//! - `openai` and `ollama` translate requests and responses.
 //!
 //! A request goes only to hosts that the configuration names (`remotes`): a manifest from a
 //! stranger must not choose where prompts go. Keys exist only in the configuration and are sent to
@@ -22,7 +22,7 @@ mod describe;
 pub(crate) mod description_cache;
 mod hosts;
 mod lines;
-mod native;
+mod ollama;
 mod openai;
 mod remote_error;
 #[cfg(test)]
@@ -61,7 +61,7 @@ impl Remotes {
         pass: impl Fn(&str) -> bool,
     ) {
         let hosts = self.hosts(&model.config.remote_host).unwrap_or_default();
-        if hosts.iter().all(|host| host.protocol == Protocol::Native) {
+        if hosts.iter().all(|host| host.protocol == Protocol::Ollama) {
             return;
         }
         let fields = fields.iter().filter(|(_, said)| *said).map(|(field, _)| (*field).to_owned());
@@ -101,7 +101,7 @@ impl Upstream {
                 let adapted = openai::AdaptedChat::new(&generate);
                 let form = |protocol| match protocol {
                     Protocol::OpenAi => openai::generation(&adapted, &self.model),
-                    Protocol::Native => native::generation(&generate, &self.model)
+                    Protocol::Ollama => ollama::generation(&generate, &self.model)
                         .map(|form| self.with_keep_alive(form)),
                 };
                 let answer = self.send_request(form).await?;
@@ -113,26 +113,26 @@ impl Upstream {
                         }
                         openai::read(answer, &generate, to).await
                     }
-                    Protocol::Native => native::read(answer, to).await,
+                    Protocol::Ollama => ollama::read(answer, to).await,
                 }
             }
             Task::Embed(embed) => {
                 let form = |protocol| match protocol {
                     Protocol::OpenAi => openai::embedding(&embed, &self.model),
-                    Protocol::Native => native::embedding(&embed, &self.model)
+                    Protocol::Ollama => ollama::embedding(&embed, &self.model)
                         .map(|form| self.with_keep_alive(form)),
                 };
                 let answer = self.send_request(form).await?;
                 let vectors = match answer.protocol {
                     Protocol::OpenAi => openai::vectors(answer, embed.inputs.len()).await,
-                    Protocol::Native => native::vectors(answer, embed.inputs.len()).await,
+                    Protocol::Ollama => ollama::vectors(answer, embed.inputs.len()).await,
                 };
                 vectors.map(Event::Embedded)
             }
             Task::Count(_) | Task::Tokenize(_) | Task::Detokenize(_) => {
                 Err(unsupported("tokens cannot be counted here without its vocabulary"))
             }
-            Task::Rank(_) => Err(unsupported("reranking is not supported")),
+            Task::Rerank(_) => Err(unsupported("reranking is not supported")),
         }
     }
 }

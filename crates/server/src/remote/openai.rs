@@ -6,7 +6,7 @@ mod reader;
 use std::sync::OnceLock;
 
 use puna_api::base64_encode;
-use puna_api::native::{Image, Message, Think, ToolCall, ToolChoice};
+use puna_api::ollama::{Image, Message, Think, ToolCall, ToolChoice};
 use puna_sampler::Constraint;
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! Tests of the requests that remote servers receive.
 
-use puna_api::native::Message;
+use puna_api::ollama::Message;
 use puna_sampler::Params;
 use serde_json::{Map, Value, json};
 
@@ -53,14 +53,14 @@ fn upstream(keep_alive: Option<KeepAlive>) -> Upstream {
 fn a_native_server_receives_every_field() {
     let keep_alive = serde_json::from_value(json!("7m")).unwrap();
     let (path, body) = upstream(Some(keep_alive))
-        .with_keep_alive(native::generation(&generate(json!({"num_ctx": 9})), "m").unwrap());
+        .with_keep_alive(ollama::generation(&generate(json!({"num_ctx": 9})), "m").unwrap());
     let said = ["keep_alive", "truncate", "shift", "options"].map(|field| body[field].clone());
     assert_eq!(
         (path, said),
         ("/api/generate", [json!("7m0s"), json!(false), json!(false), json!({"num_ctx": 9})])
     );
     let (_, silent) =
-        upstream(None).with_keep_alive(native::generation(&generate(json!({})), "m").unwrap());
+        upstream(None).with_keep_alive(ollama::generation(&generate(json!({})), "m").unwrap());
     assert!(silent.get("keep_alive").is_none() && silent.get("options").is_none(), "{silent}");
     let given = json!({"num_ctx": 9}).as_object().unwrap().clone();
     let embed = EmbedTask {
@@ -69,7 +69,7 @@ fn a_native_server_receives_every_field() {
         num_ctx: None,
         explicit_parameters: given,
     };
-    assert_eq!(native::embedding(&embed, "m").unwrap().1["options"], json!({"num_ctx": 9}));
+    assert_eq!(ollama::embedding(&embed, "m").unwrap().1["options"], json!({"num_ctx": 9}));
 }
 
 fn openai_body(generate: &GenerateTask) -> Value {
@@ -114,7 +114,7 @@ fn a_last_assistant_message_is_continued() {
     let sent = |messages: &[(&str, &str)]| {
         let messages = messages
             .iter()
-            .map(|(role, text)| puna_api::native::Message::text(*role, *text))
+            .map(|(role, text)| puna_api::ollama::Message::text(*role, *text))
             .collect();
         let input = Input::Chat { messages, tools: Vec::new() };
         let body = openai_body(&GenerateTask { input, ..generate(json!({})) });

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use puna_api::native::{
+use puna_api::ollama::{
     Download, DownloadsResponse, Leftover, Progress, PruneRequest, PruneResponse, VerifyRequest,
 };
 use puna_registry::OutgoingAccess;
@@ -25,7 +25,7 @@ use crate::api::rfc3339;
 use crate::app::{App, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::ApiError;
-use crate::http::{CallerAccess, ErrorResponse, Json, Native, json};
+use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, Ollama, json};
 use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
 
 /// Interval between progress lines.
@@ -34,9 +34,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(60);
 /// `POST /api/verify`
 pub(super) async fn verify(
     State(app): State<App>,
-    CallerAccess(access): CallerAccess,
-    Json(request, _): Json<Native, VerifyRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    CallerOutgoingAccess(access): CallerOutgoingAccess,
+    Json(request, _): Json<Ollama, VerifyRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let model = match request.model.as_str() {
         "" => {
             Caller::current().check_server()?;
@@ -341,8 +341,8 @@ fn status(status: impl Into<String>) -> Progress {
 /// `POST /api/prune`
 pub(super) async fn prune(
     State(app): State<App>,
-    Json(request, _): Json<Native, PruneRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, PruneRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     if request.undo && request.empty_trash {
         let text = "undo and empty_trash exclude each other: send one of them";
         return Err(ApiError::bad_request(text).into());
@@ -405,7 +405,7 @@ fn prune_response(pruned: &PruneOutcome) -> PruneResponse {
 }
 
 /// `GET /api/downloads`
-pub(super) async fn downloads(State(app): State<App>) -> Result<Response, ErrorResponse<Native>> {
+pub(super) async fn downloads(State(app): State<App>) -> Result<Response, ErrorResponse<Ollama>> {
     let pulls = app.store(|store| store.pulls()).await?.map_err(|e| store_error(&e))?;
     let download = |pull: puna_store::UnfinishedPull| Download {
         model: pull.name.to_string(),

@@ -18,8 +18,8 @@ use crate::api::openai::responses::routes as responses;
 use crate::api::openai::{audio, routes as openai};
 use crate::api::rerank;
 use crate::auth::caller::ModelAccess;
-use crate::auth::{Access, Scope};
-use crate::http::{Dialect, Native, OpenAi};
+use crate::auth::{RouteRequirement, Scope};
+use crate::http::{Dialect, Ollama, OpenAi};
 use crate::routes::table::Route;
 
 /// Returns all routes. HEAD is allowed only where the table names it; every method that the table
@@ -29,16 +29,20 @@ pub(crate) fn all() -> Vec<Route> {
     const OPENAI: Dialect = Dialect::OpenAi;
     const ANTHROPIC: Dialect = Dialect::Anthropic;
     const PUNA: Dialect = Dialect::Puna;
-    const OPEN: Access = Access::Open;
+    const OPEN: RouteRequirement = RouteRequirement::Open;
     // Routes for every key that concern no model, use the model of the request, or list models.
-    const ANY: Access = Access::Requires(Scope::Inference, ModelAccess::Nothing);
-    const USE: Access = Access::Requires(Scope::Inference, ModelAccess::Uses);
-    const LIST: Access = Access::Requires(Scope::Inference, ModelAccess::Lists);
+    const ANY: RouteRequirement =
+        RouteRequirement::Requires(Scope::Inference, ModelAccess::Nothing);
+    const USE: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::Uses);
+    const LIST: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::Lists);
     // Routes that change models: uploads for them, the model of the request, all models.
-    const UPLOAD: Access = Access::Requires(Scope::Models, ModelAccess::Nothing);
-    const CHANGE: Access = Access::Requires(Scope::Models, ModelAccess::Changes);
-    const CHANGE_ALL: Access = Access::Requires(Scope::Models, ModelAccess::Server);
-    const ADMIN: Access = Access::Requires(Scope::Admin, ModelAccess::Server);
+    const UPLOAD: RouteRequirement =
+        RouteRequirement::Requires(Scope::Models, ModelAccess::Nothing);
+    const CHANGE: RouteRequirement =
+        RouteRequirement::Requires(Scope::Models, ModelAccess::Changes);
+    const CHANGE_ALL: RouteRequirement =
+        RouteRequirement::Requires(Scope::Models, ModelAccess::Server);
+    const ADMIN: RouteRequirement = RouteRequirement::Requires(Scope::Admin, ModelAccess::Server);
     const READ: &[&str] = &["HEAD", "GET"];
     const GET: &[&str] = &["GET"];
     const POST: &[&str] = &["POST"];
@@ -58,7 +62,7 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(OLLAMA, USE, "/api/chat", POST, post(chat::chat)),
         Route::new(OLLAMA, USE, "/api/embed", POST, post(embed::embed)),
         Route::new(OLLAMA, USE, "/api/embeddings", POST, post(embed::embeddings)),
-        Route::new(OLLAMA, USE, "/api/rerank", POST, post(rerank::rerank::<Native>)),
+        Route::new(OLLAMA, USE, "/api/rerank", POST, post(rerank::rerank::<Ollama>)),
         Route::new(OPENAI, USE, "/rerank", POST, post(rerank::rerank::<OpenAi>)),
         Route::new(OPENAI, USE, "/v1/rerank", POST, post(rerank::rerank::<OpenAi>)),
         Route::new(OPENAI, USE, "/v2/rerank", POST, post(rerank::rerank::<OpenAi>)),

@@ -2,7 +2,7 @@
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use puna_api::native::VersionResponse;
+use puna_api::ollama::VersionResponse;
 use serde_json::json as value;
 
 use crate::http::json;

@@ -4,13 +4,13 @@ use axum::http::{HeaderMap, Method, Uri};
 use axum::routing::MethodRouter;
 
 use crate::app::App;
-use crate::auth::Access;
+use crate::auth::RouteRequirement;
 use crate::http::Dialect;
 
 /// A route: required access, API dialect, path pattern, methods (in the order of the `Allow`
 /// header) and handler.
 pub(crate) struct Route {
-    pub(crate) access: Access,
+    pub(crate) requirement: RouteRequirement,
     pub(crate) dialect: Dialect,
     /// Whether clients that send `anthropic-version` get Anthropic's dialect here.
     pub(crate) shared_with_anthropic: bool,
@@ -22,12 +22,12 @@ pub(crate) struct Route {
 impl Route {
     pub(crate) fn new(
         dialect: Dialect,
-        access: Access,
+        requirement: RouteRequirement,
         path: &'static str,
         methods: &'static [&'static str],
         handler: MethodRouter<App>,
     ) -> Self {
-        Self { access, dialect, shared_with_anthropic: false, path, methods, handler }
+        Self { requirement, dialect, shared_with_anthropic: false, path, methods, handler }
     }
 
     /// Answers clients that send `anthropic-version` in Anthropic's dialect.
@@ -43,7 +43,7 @@ pub(crate) struct RouteTable(Vec<RouteEntry>);
 /// A route without its handler.
 #[derive(Debug, Clone)]
 pub(crate) struct RouteEntry {
-    access: Access,
+    requirement: RouteRequirement,
     dialect: Dialect,
     shared_with_anthropic: bool,
     /// Path pattern.
@@ -65,7 +65,7 @@ impl RouteEntry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RouteMatch {
     /// Pass the request to its route after a check of this access.
-    Route(Access),
+    Route(RouteRequirement),
     /// Status 405 with this `Allow` header.
     NotAllowed(String),
     /// Redirect to the normalized path.
@@ -77,18 +77,18 @@ pub(crate) enum RouteMatch {
 impl RouteTable {
     pub(crate) fn new(routes: &[Route]) -> Self {
         let entry =
-            |&Route { access, dialect, shared_with_anthropic, path, methods, .. }: &Route| {
-                RouteEntry { access, dialect, shared_with_anthropic, path, methods }
+            |&Route { requirement, dialect, shared_with_anthropic, path, methods, .. }: &Route| {
+                RouteEntry { requirement, dialect, shared_with_anthropic, path, methods }
             };
         Self(routes.iter().map(entry).collect())
     }
 
     /// Resolves a method and a decoded path.
     pub(crate) fn resolve(&self, method: &Method, path: &str) -> RouteMatch {
-        if let Some(RouteEntry { access, methods, .. }) = self.entry(path) {
+        if let Some(RouteEntry { requirement, methods, .. }) = self.entry(path) {
             let known = methods.contains(&method.as_str());
             return if known {
-                RouteMatch::Route(*access)
+                RouteMatch::Route(*requirement)
             } else {
                 RouteMatch::NotAllowed(methods.join(", "))
             };
@@ -176,19 +176,20 @@ mod tests {
     use crate::auth::Scope;
     use crate::auth::caller::ModelAccess;
 
-    const USE: Access = Access::Requires(Scope::Inference, ModelAccess::Uses);
-    const CHANGE: Access = Access::Requires(Scope::Models, ModelAccess::Changes);
+    const USE: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::Uses);
+    const CHANGE: RouteRequirement =
+        RouteRequirement::Requires(Scope::Models, ModelAccess::Changes);
 
     fn resolve(method: &str, path: &str) -> RouteMatch {
-        let entry = |access, path, methods| RouteEntry {
-            access,
+        let entry = |requirement, path, methods| RouteEntry {
+            requirement,
             dialect: Dialect::Ollama,
             shared_with_anthropic: false,
             path,
             methods,
         };
         let table = RouteTable(vec![
-            entry(Access::Open, "/", &["HEAD", "GET"]),
+            entry(RouteRequirement::Open, "/", &["HEAD", "GET"]),
             entry(USE, "/api/tags", &["HEAD", "GET"]),
             entry(USE, "/api/generate", &["POST"]),
             entry(CHANGE, "/api/blobs/{digest}", &["HEAD", "POST"]),
@@ -204,7 +205,7 @@ mod tests {
     #[test]
     fn routes_answer_their_methods_only() {
         assert_eq!(resolve("GET", "/api/tags"), RouteMatch::Route(USE));
-        assert_eq!(resolve("HEAD", "/"), RouteMatch::Route(Access::Open));
+        assert_eq!(resolve("HEAD", "/"), RouteMatch::Route(RouteRequirement::Open));
         assert_eq!(resolve("POST", "/api/tags"), RouteMatch::NotAllowed("HEAD, GET".into()));
         assert_eq!(resolve("HEAD", "/api/generate"), RouteMatch::NotAllowed("POST".into()));
         assert_eq!(

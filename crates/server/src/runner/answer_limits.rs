@@ -6,7 +6,7 @@ use puna_sampler::{Constraint, Grammar};
 
 use super::answer_sink::starts_with_reasoning_end;
 use super::preparer::Preparer;
-use super::task_handle::{Handle, check_connected};
+use super::task_handle::{TaskHandle, check_connected};
 use crate::canonical::{ApiError, GenerateTask};
 
 /// Limits of the length of an answer, in tokens.
@@ -47,7 +47,7 @@ impl Preparer {
     /// complete; this function rejects limits that are too small for that.
     pub(super) fn answer_grammar(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         task: &GenerateTask,
         call: Option<(Grammar, String)>,
         parser: Option<&OutputParser>,
@@ -59,7 +59,7 @@ impl Preparer {
         let format = format
             .map(|constraint| {
                 let cancelled = handle.cancelled();
-                self.generator.grammar(constraint, is_complete(constraint), cancelled)
+                self.model.grammar(constraint, is_complete(constraint), cancelled)
             })
             .transpose();
         let mut grammar = call.or(format.map_err(ApiError::bad_request)?);
@@ -78,7 +78,7 @@ impl Preparer {
     /// call that starts with `forced_prefix` ends the reasoning itself.
     fn reasoning_end_token_count(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         parser: Option<&OutputParser>,
         forced_prefix: Option<&str>,
     ) -> usize {
@@ -89,7 +89,7 @@ impl Preparer {
                 .is_some_and(|forced_prefix| starts_with_reasoning_end(forced_prefix, end))
         });
         let tokens = |end: String| {
-            self.generator.encode_parts(&[(&end, true)], handle.cancelled()).unwrap_or_default()
+            self.model.encode_parts(&[(&end, true)], handle.cancelled()).unwrap_or_default()
         };
         end.map_or(0, |end| tokens(end).len())
     }

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 
 use super::launch::RunnerProcess;
 use super::protocol::{
-    CALLS_MAX, Counts, Heartbeat, LoadSpec, LoadedModel, MemoryParts, RunnerRequest,
-    RunnerResponse, VERSION, WINDOW, encode_message, read_async,
+    CALLS_MAX, Counts, Heartbeat, INITIAL_EVENT_CREDIT, LoadReport, LoadSpec, MemoryParts,
+    RunnerRequest, RunnerResponse, VERSION, encode_message, read_async,
 };
 use super::sandbox::SandboxReport;
 use crate::canonical::{ApiError, Event, GenerationSummary, Task};
@@ -60,7 +60,7 @@ pub(crate) enum RunnerEvent {
     /// The runner has planned its memory.
     Planned(MemoryParts),
     /// The model is ready.
-    Loaded(LoadedModel),
+    Loaded(LoadReport),
     /// The runner has exited.
     Exited(RunnerExit),
 }
@@ -225,7 +225,7 @@ impl RunnerConnection {
         // the last token: a piece and the text held back before it, each in up to two parts.
         // Second, calls that arrive all at once (start, arguments, end) with text between them.
         // Third, a final error.
-        let (sender, receiver) = mpsc::channel(WINDOW as usize + 8 + 4 * CALLS_MAX);
+        let (sender, receiver) = mpsc::channel(INITIAL_EVENT_CREDIT as usize + 8 + 4 * CALLS_MAX);
         let mut tasks = lock(&self.0.tasks);
         match &tasks.ended {
             Some(failure) => drop(sender.try_send(Event::Error(failure.clone()))),
@@ -533,7 +533,7 @@ impl TaskEvents {
         };
         self.is_ended = event.is_end();
         self.taken += 1;
-        if self.taken >= WINDOW / 2 && !self.is_ended {
+        if self.taken >= INITIAL_EVENT_CREDIT / 2 && !self.is_ended {
             self.connection.send(RunnerRequest::Credit(self.id, self.taken));
             self.taken = 0;
         }

@@ -3,14 +3,14 @@
 use puna_engine::EngineError;
 
 use super::preparer::{Preparer, to_api_error};
-use super::task_handle::{Handle, check_connected};
+use super::task_handle::{TaskHandle, check_connected};
 use crate::canonical::{ApiError, EmbedResult, EmbedTask, EmbedText, Event};
 
 impl Preparer {
     /// Tokenizes the texts of a task and starts their embedding.
-    pub(super) fn embed(&self, handle: Handle, task: EmbedTask) -> Result<(), ApiError> {
-        if !self.generator.model_info().embeds {
-            return Err(ApiError::bad_request(match self.generator.model_info().pair_format {
+    pub(super) fn embed(&self, handle: TaskHandle, task: EmbedTask) -> Result<(), ApiError> {
+        if !self.model.model_info().embeds {
+            return Err(ApiError::bad_request(match self.model.model_info().pair_format {
                 Some(_) => "this model is a reranker and does not support embeddings",
                 None => "this model does not support embeddings",
             }));
@@ -37,14 +37,14 @@ impl Preparer {
                 Err(error) => Event::Error(to_api_error(error)),
             });
         };
-        self.record_request(&handle, self.generator.embed(handle.client, inputs, Box::new(on_done)))
+        self.record_request(&handle, self.model.embed(handle.client, inputs, Box::new(on_done)))
     }
 
     /// Returns the tokens of a text, and how many were cut. A text that is too long loses tokens at
     /// its end, but keeps the token that ends every text.
     fn embed_tokens(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         text: &EmbedText,
         task: &EmbedTask,
     ) -> Result<(Vec<u32>, usize), ApiError> {
@@ -52,7 +52,7 @@ impl Preparer {
         let mut tokens = match text {
             EmbedText::Text(text) => {
                 self.check_text_bytes("the input", text.len(), task.num_ctx)?;
-                self.generator.encode(text, handle.cancelled())?
+                self.model.encode(text, handle.cancelled())?
             }
             EmbedText::Tokens(tokens) => self.check_tokens(tokens).map(|()| tokens.clone())?,
         };
@@ -68,7 +68,7 @@ impl Preparer {
         if !task.truncate {
             return Err(ApiError::bad_request("the input length exceeds the context length"));
         }
-        let frame = self.generator.encode("", handle.cancelled())?;
+        let frame = self.model.encode("", handle.cancelled())?;
         let ends =
             tokens.last() == frame.last() && (frame.len() > 1 || tokens.first() != frame.first());
         let last = tokens.last().copied().filter(|_| ends && !frame.is_empty());

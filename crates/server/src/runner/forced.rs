@@ -3,7 +3,7 @@
 mod argument_list;
 mod schemas;
 
-use puna_api::native::{Tool, ToolChoice};
+use puna_api::ollama::{Tool, ToolChoice};
 use puna_prompt::{ArgumentsFormat, CallFormat, OutputParser, OutputPart, ValueKind};
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Constraint, JsonSchema, lark_json};
 use serde_json::{Value, json};

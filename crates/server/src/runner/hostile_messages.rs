@@ -12,9 +12,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
 
 use super::connection::{RunnerConnection, RunnerEvent};
-use super::generator::{Generator, LoadError, Loader};
 use super::launch::RunnerProcess;
 use super::protocol::{LoadSpec, MemoryParts, RunnerRequest, RunnerResponse, encode_message, read};
+use super::runner_model::{LoadError, Loader, RunnerModel};
 use super::sandbox::Sandbox;
 use super::worker;
 use crate::api::EventSequencer;
@@ -56,7 +56,7 @@ impl Loader for RefusingLoader {
         Ok(MemoryParts::default())
     }
 
-    fn load(&self, _: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+    fn load(&self, _: &LoadSpec) -> Result<Box<dyn RunnerModel>, LoadError> {
         Err(LoadError { message: "no model".into(), out_of_memory: false })
     }
 }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::canonical::{ApiError, CallOutcome, Piece};
     use crate::runner::connection::MAX_REASON_CHARS;
-    use crate::runner::protocol::{CALLS_MAX, Heartbeat, LoadedModel, VERSION};
+    use crate::runner::protocol::{CALLS_MAX, Heartbeat, LoadReport, VERSION};
     use crate::runner::sandbox::SandboxReport;
     use crate::scheduler::LoadOptions;
 
@@ -160,7 +160,7 @@ mod tests {
             RunnerResponse::Hello { version: VERSION },
             RunnerResponse::Sandboxed(SandboxReport::default()),
             RunnerResponse::Planned(memory),
-            RunnerResponse::Loaded(LoadedModel { num_ctx: 64, memory }),
+            RunnerResponse::Loaded(LoadReport { num_ctx: 64, memory }),
             RunnerResponse::Heartbeat(Heartbeat { memory, ..Heartbeat::default() }),
             RunnerResponse::Event(1, Event::Content(piece())),
             RunnerResponse::Event(1, start(0)),

@@ -14,10 +14,10 @@ use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::sync::oneshot;
 
-use super::generator::{LoadError, Loader};
 use super::local::LocalLoader;
 use super::process_exit::{describe_exit, is_backtrace_line};
 use super::protocol::{LoadSpec, MemoryParts};
+use super::runner_model::{LoadError, Loader};
 use super::sandbox::SandboxMode;
 use super::sandbox::environment::runner_variables;
 use super::worker::catch_load_panic;

@@ -1,4 +1,4 @@
-//! Implements [`Generator`] with this program's engine on the CPU.
+//! Implements [`RunnerModel`] with this program's engine on the CPU.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
 use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 
-use super::generator::{
-    EmbedCallback, EncodeCancelled, EncodeResult, Generator, LoadError, LoadedModelInfo, Loader,
-    PairFormat, RerankCallback,
-};
 use super::protocol::{Counts, Heartbeat, LoadSpec, MemoryParts, is_out_of_memory};
+use super::runner_model::{
+    EmbedCallback, EncodeCancelled, EncodeResult, LoadError, Loader, PairFormat, RerankCallback,
+    RunnerModel, RunnerModelInfo,
+};
 use crate::canonical::TokenizeTask;
 use crate::options::speculate::DraftModelSpec;
 use crate::scheduler::LoadOptions;
@@ -75,7 +75,7 @@ impl Loader for LocalLoader {
         }
     }
 
-    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn RunnerModel>, LoadError> {
         let threads = spec.threads.or(Some(spec.options.num_thread as usize).filter(|n| *n > 0));
         let config = Config {
             threads: threads.inspect(|wanted| warn_about_threads(*wanted)),
@@ -90,19 +90,19 @@ impl Loader for LocalLoader {
                 .map(|t| String::from_utf8_lossy(tokenizer.text(t)).into_owned())
                 .unwrap_or_default()
         };
-        let model_info = LoadedModelInfo {
+        let model_info = RunnerModelInfo {
             num_ctx: u32::try_from(engine.info().n_ctx).unwrap_or(u32::MAX),
             chat_template: templates.chat.filter(|t| !t.is_empty()),
             bos: text(tokenizer.bos()),
             eos: text(tokenizer.eos()),
             end_texts: tokenizer.eog().iter().map(|end| text(Some(*end))).collect(),
             embeds: !matches!(engine.info().pooling, Pooling::None | Pooling::Rank),
-            pair_format: engine.info().can_rank.then(|| pair_format(tokenizer, templates.rerank)),
+            pair_format: engine.info().can_rerank.then(|| pair_format(tokenizer, templates.rerank)),
             max_token_bytes: tokenizer.max_token_bytes(),
             adapters: spec.adapters.len(),
             is_diffusion: engine.info().unmasking.is_some(),
         };
-        Ok(Box::new(LocalGenerator { engine, model_info }))
+        Ok(Box::new(LocalModel { engine, model_info }))
     }
 }
 
@@ -298,7 +298,7 @@ fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
             as usize,
         cache_k: kind,
         cache_v: kind,
-        max_sequences: options.parallel.map(|most| most.max(1) as usize),
+        max_sequences: options.parallel.map(|max| max.max(1) as usize),
         // One additional page, so that a sequence that shares all pages but the last can copy that
         // one.
         cache_pages: Some((options.cache.max(options.num_ctx) as usize).div_ceil(PAGE_TOKENS) + 1),
@@ -331,19 +331,19 @@ fn memory_parts(report: &puna_engine::MemoryReport) -> MemoryParts {
 }
 
 /// Model loaded into this program's engine.
-struct LocalGenerator {
+struct LocalModel {
     engine: Engine,
-    model_info: LoadedModelInfo,
+    model_info: RunnerModelInfo,
 }
 
-impl LocalGenerator {
+impl LocalModel {
     fn tokenizer(&self) -> &Tokenizer {
         self.engine.tokenizer()
     }
 }
 
-impl Generator for LocalGenerator {
-    fn model_info(&self) -> &LoadedModelInfo {
+impl RunnerModel for LocalModel {
+    fn model_info(&self) -> &RunnerModelInfo {
         &self.model_info
     }
 
@@ -432,13 +432,13 @@ impl Generator for LocalGenerator {
         self.engine.embed(client, inputs, done).map(|id| id.0)
     }
 
-    fn rank(
+    fn rerank(
         &self,
         client: u64,
         pairs: Vec<Vec<u32>>,
         done: RerankCallback,
     ) -> Result<u64, EngineError> {
-        self.engine.rank(client, pairs, done).map(|id| id.0)
+        self.engine.rerank(client, pairs, done).map(|id| id.0)
     }
 
     fn heartbeat(&self) -> Heartbeat {

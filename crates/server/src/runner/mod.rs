@@ -16,11 +16,13 @@
 //! - `prepare_queue` holds the tasks until a thread prepares them.
 //! - `task_handle` has the state of a task, sends its events, and cancels it.
 //! - `prepare` turns a task into an engine request; `prompt` and `templates` render its prompt.
+//! - `public_prefix` computes the part of a prompt that all clients share: the model's own system
+//!   prompt. `text_limits` rejects texts that are too long before they are tokenized.
 //! - `preparer` has the state and the steps that the preparations of all tasks share.
-//! - `embed` and `rank` prepare texts to embed and query–document pairs to score.
+//! - `embed` and `rerank` prepare texts to embed and query–document pairs to score.
 //! - `forced`, `answer_limits` and `schema_check` handle constraints of the answer.
-//! - `answer_sink` turns the reports of the [`generator::Generator`] into events.
-//! - `local` implements the generator with this program's engine; `scripted` generates the tokens
+//! - `answer_sink` turns the events of the [`runner_model::RunnerModel`] into events.
+//! - `local` implements it with this program's engine; `scripted` generates the tokens
 //!   of a script.
 
 mod answer_limits;
@@ -28,7 +30,6 @@ mod answer_sink;
 pub(crate) mod connection;
 mod embed;
 mod forced;
-pub mod generator;
 #[cfg(any(test, fuzzing))]
 pub mod hostile_messages;
 pub(crate) mod launch;
@@ -40,7 +41,8 @@ pub(crate) mod process_exit;
 mod prompt;
 pub mod protocol;
 pub(crate) mod public_prefix;
-mod rank;
+mod rerank;
+pub mod runner_model;
 pub mod sandbox;
 mod schema_check;
 mod scripted;
@@ -72,7 +74,7 @@ pub(crate) const SCRIPT_FLAG: &str = "--script";
 /// cannot be read.
 pub fn main(args: &[String]) -> io::Result<()> {
     let mut script_folders = Vec::new();
-    let loader: Box<dyn generator::Loader> = match args {
+    let loader: Box<dyn runner_model::Loader> = match args {
         [] => Box::new(local::LocalLoader),
         [word, path] if word == SCRIPT_FLAG => {
             // A script that changes is another file with the same name, so the rule is for its
@@ -89,7 +91,7 @@ pub fn main(args: &[String]) -> io::Result<()> {
     abort_on_engine_panic();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mode = sandbox::inherited_mode();
-    worker::run(socket, &*loader, |spec| sandbox::close(mode, &spec.paths(), &script_folders))
+    worker::run(socket, &*loader, |spec| sandbox::enter(mode, &spec.paths(), &script_folders))
 }
 
 /// Log level that the server gave this runner: 0, 1 (debug) or 2 (trace).

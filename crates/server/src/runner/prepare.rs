@@ -1,6 +1,6 @@
 //! Turns a task into a request to the engine.
 
-use puna_api::native::{self, ToolChoice};
+use puna_api::ollama::{self, ToolChoice};
 use puna_engine::{AdapterScales, CacheNamespace, Request, Speculation};
 use puna_prompt::{CallFormat, OutputParser, OutputStage, ParserInput, Template};
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar, Params};
@@ -11,7 +11,7 @@ use super::forced::{self, ForcedTool};
 use super::preparer::{Preparer, to_api_error};
 use super::prompt::{PromptText, think};
 use super::schema_check::AnswerChecks;
-use super::task_handle::{Handle, check_connected};
+use super::task_handle::{TaskHandle, check_connected};
 use super::text_limits::check_request_text_bytes;
 use crate::canonical::{ApiError, Event, GenerateTask, Overflow, RunOptions, Task};
 use crate::options::speculate::SpeculationMode;
@@ -35,25 +35,25 @@ const MAX_PROMPT_LOGPROBS: usize = 1 << 20;
 
 impl Preparer {
     /// Starts a task; its events go to `handle`.
-    pub(crate) fn start(&self, handle: Handle, task: Task) -> Result<(), ApiError> {
+    pub(crate) fn start(&self, handle: TaskHandle, task: Task) -> Result<(), ApiError> {
         match task {
             Task::Generate(generate) => self.generate(handle, *generate),
             Task::Count(generate) => self.count(&handle, *generate),
             Task::Embed(embed) => self.embed(handle, embed),
-            Task::Rank(rank) => self.rank(handle, rank),
+            Task::Rerank(rank) => self.rerank(handle, rank),
             Task::Tokenize(text) => {
                 check_request_text_bytes(text.text.len())?;
-                let tokens = self.generator.tokenize(&text, handle.cancelled())?;
+                let tokens = self.model.tokenize(&text, handle.cancelled())?;
                 self.send_event(&handle, Event::Tokens(tokens))
             }
             Task::Detokenize(tokens) => {
-                let text = self.check_tokens(&tokens).map(|()| self.generator.decode(&tokens))?;
+                let text = self.check_tokens(&tokens).map(|()| self.model.decode(&tokens))?;
                 self.send_event(&handle, Event::Text(text))
             }
         }
     }
 
-    fn generate(&self, handle: Handle, mut task: GenerateTask) -> Result<(), ApiError> {
+    fn generate(&self, handle: TaskHandle, mut task: GenerateTask) -> Result<(), ApiError> {
         task.options.stop.retain(|stop| !stop.is_empty());
         let text = self.prompt_text(&handle, &task)?;
         check_connected(&handle)?;
@@ -106,11 +106,11 @@ impl Preparer {
             grammar,
             diffusion: task.options.diffusion.into(),
         };
-        self.generator.check_request(&request).map_err(to_api_error)?;
+        self.model.check_request(&request).map_err(to_api_error)?;
         // Sent before the engine has the request, so that no other event comes first.
         // `check_request` has found every reason to reject it.
         handle.send(Event::Started { prompt_tokens: request.prompt.len() as u64 });
-        self.record_request(&handle, self.generator.submit(request, Box::new(answer)))
+        self.record_request(&handle, self.model.submit(request, Box::new(answer)))
     }
 
     /// Returns the sampling parameters, checked against the vocabulary and the context.
@@ -125,7 +125,7 @@ impl Preparer {
     fn control_tags(&self, parser: Option<&OutputParser>) -> Vec<(String, u32)> {
         let texts = parser.into_iter().flat_map(OutputParser::preserved_tokens);
         texts
-            .filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)))
+            .filter_map(|text| self.model.control_token(&text).map(|token| (text, token)))
             .collect()
     }
 
@@ -133,7 +133,7 @@ impl Preparer {
     /// follow.
     fn answer_sink(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         task: &GenerateTask,
         text: &PromptText,
         parser: Option<OutputParser>,
@@ -150,7 +150,7 @@ impl Preparer {
         if let Some(checks) = &checks {
             handle.send(Event::SchemaUnenforced(checks.keywords()));
         }
-        let answer = AnswerSink::new(handle.clone(), self.generator.clone(), parser)
+        let answer = AnswerSink::new(handle.clone(), self.model.clone(), parser)
             .with_constraint(grammar.is_some())
             .with_stop(&task.options.stop, task.options.has_request_stops)
             .with_forced_prefix(forced_prefix)
@@ -162,16 +162,16 @@ impl Preparer {
 
     /// Maximum number of tokens of an answer. A diffusion model has its own default length.
     fn max_tokens(&self, options: &RunOptions, num_ctx: u32) -> Option<usize> {
-        let most = 10 * u64::from(num_ctx);
-        let default_tokens = (!self.generator.model_info().is_diffusion).then_some(most);
+        let max = 10 * u64::from(num_ctx);
+        let default_tokens = (!self.model.model_info().is_diffusion).then_some(max);
         let tokens = u64::try_from(options.num_predict).ok().or(default_tokens)?;
-        Some(tokens.min(most) as usize)
+        Some(tokens.min(max) as usize)
     }
 
     /// Returns the speculation settings. The configuration's default for all models does not apply
     /// to diffusion models.
     fn speculation(&self, options: &RunOptions) -> Speculation {
-        let applies = options.speculate_explicit || !self.generator.model_info().is_diffusion;
+        let applies = options.speculate_explicit || !self.model.model_info().is_diffusion;
         let mode = if applies { options.speculate } else { SpeculationMode::Off };
         mode.speculation(options.draft_num_predict)
     }
@@ -183,7 +183,7 @@ impl Preparer {
         text: &PromptText,
     ) -> Result<Option<u64>, ApiError> {
         match think_budget(task, text) {
-            Some(_) if self.generator.model_info().is_diffusion => {
+            Some(_) if self.model.model_info().is_diffusion => {
                 Err(ApiError::bad_request(DIFFUSION_THINK_BUDGET_ERROR))
             }
             budget => Ok(budget),
@@ -194,14 +194,14 @@ impl Preparer {
     /// forces a call.
     pub(super) fn forced_call(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         task: &GenerateTask,
         text: &PromptText,
         tags: &[(String, u32)],
         tools: &[ForcedTool<'_>],
     ) -> Result<Option<(Grammar, String)>, ApiError> {
         let (false, Some(template)) = (tools.is_empty(), &text.template) else { return Ok(None) };
-        let model_info = self.generator.model_info();
+        let model_info = self.model.model_info();
         let parser = task.model.parser.as_deref().filter(|_| !text.is_request_template);
         let form = CallFormat::probe(
             template,
@@ -226,7 +226,7 @@ impl Preparer {
             output_parser_after(task, text, if starts_in_answer { &text.prompt } else { "" })
         })?;
         let constraint = forced::constraint(&form, tools, calls_max(task) > 1, tags)?;
-        let compile = |form: &_| self.generator.grammar(form, true, handle.cancelled());
+        let compile = |form: &_| self.model.grammar(form, true, handle.cancelled());
         let grammar = compile(&constraint).map_err(|error| {
             let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
             let candidates = if small { tools } else { &[] };
@@ -239,7 +239,7 @@ impl Preparer {
     }
 
     /// Counts the tokens of a prompt without truncating it.
-    fn count(&self, handle: &Handle, task: GenerateTask) -> Result<(), ApiError> {
+    fn count(&self, handle: &TaskHandle, task: GenerateTask) -> Result<(), ApiError> {
         let task = GenerateTask { overflow: Overflow::Refuse, ..task };
         let text = self.prompt_text(handle, &task)?;
         check_connected(handle)?;
@@ -247,14 +247,14 @@ impl Preparer {
         self.send_event(handle, Event::Counted(tokens.len() as u64))
     }
 
-    fn send_event(&self, handle: &Handle, event: Event) -> Result<(), ApiError> {
+    fn send_event(&self, handle: &TaskHandle, event: Event) -> Result<(), ApiError> {
         handle.send(event);
         Ok(())
     }
 
     /// Rejects biases of tokens outside the vocabulary.
     fn check_biases(&self, biases: &[(u32, f32)]) -> Result<(), ApiError> {
-        let known = self.generator.vocab_size();
+        let known = self.model.vocab_size();
         match biases.iter().find(|(token, _)| *token as usize >= known) {
             Some((token, _)) => Err(ApiError::bad_request(format!(
                 "logit_bias: token {token} is not in the vocabulary of {known} tokens"
@@ -266,7 +266,7 @@ impl Preparer {
     /// Returns the scale of each adapter. If the request names any, the others get scale 0.
     fn adapter_scales(&self, requested: Option<&[(u32, f32)]>) -> Result<AdapterScales, ApiError> {
         let Some(requested) = requested else { return Ok(AdapterScales::default()) };
-        let known = self.generator.model_info().adapters;
+        let known = self.model.model_info().adapters;
         let mut scales = vec![0.0; known];
         for &(id, scale) in requested {
             let entry = scales.get_mut(id as usize).ok_or_else(|| {
@@ -305,7 +305,7 @@ fn output_parser_after(
     };
     let name = task.model.parser.as_deref().filter(|_| !text.is_request_template);
     name.and_then(|name| OutputParser::by_name(name, &input)).or_else(|| {
-        let thinks = task.model.thinking && task.think != Some(native::Think::Off);
+        let thinks = task.model.thinking && task.think != Some(ollama::Think::Off);
         let tags = template.think_tags().filter(|_| thinks);
         Some(OutputParser::for_template(template, tags, &input))
     })
@@ -339,8 +339,8 @@ fn think_budget(task: &GenerateTask, text: &PromptText) -> Option<u64> {
         return Some(budget.into());
     }
     let level = match task.think {
-        Some(native::Think::Low) => LOW_THINK_TOKENS,
-        Some(native::Think::Medium) => MEDIUM_THINK_TOKENS,
+        Some(ollama::Think::Low) => LOW_THINK_TOKENS,
+        Some(ollama::Think::Medium) => MEDIUM_THINK_TOKENS,
         _ => return None,
     };
     let known = text.template.as_deref().is_none_or(Template::has_think_levels);

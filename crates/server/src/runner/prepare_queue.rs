@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use puna_mirror::{SharedTable, TableLimit};
 
-use super::task_handle::Handle;
+use super::task_handle::TaskHandle;
 use crate::canonical::Task;
 use crate::scheduler::fair_queue::ServiceCounts;
 use crate::util::lock::lock;
@@ -37,7 +37,7 @@ pub(super) struct PrepareQueue {
 /// Waiting tasks, and how many tasks of each client were served.
 #[derive(Default)]
 struct QueueState {
-    waiting: Vec<(Handle, Task)>,
+    waiting: Vec<(TaskHandle, Task)>,
     service_counts: ServiceCounts,
     /// Number of tasks of each client that threads work on.
     running: HashMap<u64, usize>,
@@ -47,7 +47,7 @@ struct QueueState {
 impl QueueState {
     /// Removes the next task: of the clients below their share, the one with the fewest served
     /// tasks is first.
-    fn take_next(&mut self, share: usize) -> Option<(Handle, Task)> {
+    fn take_next(&mut self, share: usize) -> Option<(TaskHandle, Task)> {
         let clients = self.waiting.iter().map(|(handle, _)| handle.client).enumerate();
         let may_run = |client: &u64| self.running.get(client).is_none_or(|count| *count < share);
         // `min_by_key` returns the first of equals, which has waited longest.
@@ -77,7 +77,7 @@ impl PrepareQueue {
 
     /// Waits for a task and returns it; clients with the fewest served tasks come first. Returns
     /// `None` once the queue is closed.
-    pub(super) fn next(&self) -> Option<(RunningTask<'_>, Handle, Task)> {
+    pub(super) fn next(&self) -> Option<(RunningTask<'_>, TaskHandle, Task)> {
         let mut state = lock(&self.state);
         loop {
             if state.closed {
@@ -113,7 +113,7 @@ impl QueueSender {
     }
 
     /// Appends a task and wakes a thread.
-    pub(super) fn push(&self, handle: Handle, task: Task) {
+    pub(super) fn push(&self, handle: TaskHandle, task: Task) {
         let mut state = lock(&self.0.state);
         let QueueState { waiting, service_counts, .. } = &mut *state;
         service_counts.join(handle.client, waiting.iter().map(|(handle, _)| handle.client));
@@ -153,7 +153,7 @@ mod tests {
         let (out, _responses) = mpsc::channel();
         let push = |id, client| {
             let state = Arc::new(TaskState::new());
-            let handle = Handle { id, client, state, out: out.clone(), tasks: Arc::default() };
+            let handle = TaskHandle { id, client, state, out: out.clone(), tasks: Arc::default() };
             sender.push(handle, Task::Detokenize(Vec::new()));
         };
         let take = || lock(&queue.state).take_next(queue.share).map(|(handle, _)| handle.id);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use puna_api::native::{self, Tool, ToolChoice};
+use puna_api::ollama::{self, Tool, ToolChoice};
 use puna_prompt::{
     Adaptations, Chat, FunctionCall, Message, PromptError, Template, TemplateFormat, Think,
     ToolCall, check_results, conversation, fit, fit_turns, generate_conversation, is_marked,
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::forced;
 use super::preparer::Preparer;
-use super::task_handle::{Handle, check_connected};
+use super::task_handle::{TaskHandle, check_connected};
 use super::templates::PLAIN_TEMPLATE;
 use crate::canonical::{
     ApiError, GenerateTask, Input, Overflow, Prompt, PromptConfig, json_bytes, object_bytes,
@@ -71,7 +71,7 @@ impl PromptText {
 impl Preparer {
     pub(super) fn prompt_text(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         task: &GenerateTask,
     ) -> Result<PromptText, ApiError> {
         let num_ctx = task.options.num_ctx;
@@ -90,9 +90,9 @@ impl Preparer {
     /// Renders a conversation: the model's stored messages and the request's messages.
     fn chat_prompt(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         task: &GenerateTask,
-        messages: &[native::Message],
+        messages: &[ollama::Message],
         tools: &[Tool],
     ) -> Result<PromptText, ApiError> {
         let template = self.template(&task.model)?;
@@ -105,7 +105,7 @@ impl Preparer {
         let mut variables = task.variables.clone();
         let other_values = tools.iter_mut().chain(variables.values_mut());
         let controls_in =
-            |text: &str| self.generator.controls_in(text, handle.cancelled()).unwrap_or_default();
+            |text: &str| self.model.controls_in(text, handle.cancelled()).unwrap_or_default();
         mark_untrusted(&mut all, other_values, controls_in);
         // No text of users may pass unmarked.
         check_connected(handle)?;
@@ -127,13 +127,13 @@ impl Preparer {
     /// Renders a single text.
     fn plain_prompt(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         task: &GenerateTask,
         prompt: &Prompt,
     ) -> Result<PromptText, ApiError> {
         if let Some(tokens) = &prompt.tokens {
             self.check_tokens(tokens)?;
-            return Ok(PromptText::new(self.generator.decode(tokens), None));
+            return Ok(PromptText::new(self.model.decode(tokens), None));
         }
         if prompt.raw {
             return Ok(PromptText::new(prompt.text.clone(), None));
@@ -182,13 +182,13 @@ impl Preparer {
         let Some(tokens) = context else { return Ok(String::new()) };
         self.check_tokens(tokens)
             .map_err(|e| ApiError::bad_request(format!("context: {}", e.message)))?;
-        Ok(self.generator.decode(tokens))
+        Ok(self.model.decode(tokens))
     }
 
     /// Renders messages, and drops the oldest until they fit if the request allows that.
     fn render_fitting(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         task: &GenerateTask,
         template: Arc<Template>,
         chat: &Chat<'_>,
@@ -212,8 +212,8 @@ impl Preparer {
                         // A prompt that must be cut anyway leaves room for an answer.
                         let room = u64::try_from(task.options.num_predict).unwrap_or(u64::MAX);
                         let room = room.min(limit as u64 / 8) as usize;
-                        let most = limit.saturating_sub(1);
-                        fit_turns(&template, &chat, most, most - room, &mut count)
+                        let max = limit.saturating_sub(1);
+                        fit_turns(&template, &chat, max, max - room, &mut count)
                     }
                     _ => fit(&template, &chat, limit, &mut count),
                 };
@@ -236,7 +236,7 @@ impl Preparer {
     }
 
     fn template_input<'a>(&'a self, task: &GenerateTask, chat: &Chat<'a>) -> Chat<'a> {
-        let model_info = self.generator.model_info();
+        let model_info = self.model.model_info();
         Chat { think: think(task), bos: &model_info.bos, eos: &model_info.eos, ..chat.clone() }
     }
 
@@ -246,7 +246,7 @@ impl Preparer {
         if let Some(renderer) = &model.renderer {
             return self.parsed_template(TemplateFormat::BuiltIn, renderer);
         }
-        let jinja = self.generator.model_info().chat_template.as_deref();
+        let jinja = self.model.model_info().chat_template.as_deref();
         match (model.template.as_deref(), jinja) {
             (None, None) => self.parsed_template(TemplateFormat::Go, PLAIN_TEMPLATE),
             (Some(go), None) => self.parsed_template(TemplateFormat::Go, go),
@@ -287,7 +287,7 @@ impl Preparer {
     /// Returns the tokens of a prompt; a request may have brought its own.
     pub(super) fn prompt_tokens(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         text: &PromptText,
         task: &GenerateTask,
     ) -> Result<Vec<u32>, ApiError> {
@@ -305,7 +305,7 @@ impl Preparer {
     /// Tokenizes a text that a template wrote.
     fn encode(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         task: &GenerateTask,
         text: &str,
         template: Option<&Template>,
@@ -314,7 +314,7 @@ impl Preparer {
         self.check_text_bytes("the prompt", text.len(), task.options.num_ctx)?;
         let parts = if may_be_marked(task) { split_at_marks(text) } else { vec![(text, true)] };
         let leading_bos = template.map_or("", Template::leading_bos);
-        Ok(self.generator.encode_prompt(&parts, leading_bos, handle.cancelled())?)
+        Ok(self.model.encode_prompt(&parts, leading_bos, handle.cancelled())?)
     }
 
     /// Truncates a prompt that exceeds the context in the middle, or rejects it.
@@ -324,7 +324,7 @@ impl Preparer {
         task: &GenerateTask,
     ) -> Result<PromptTokens, ApiError> {
         let (length, num_ctx) = (tokens.len(), self.context(task.options.num_ctx) as usize);
-        let bos = usize::from(tokens.first().is_some_and(|t| self.generator.is_bos(*t)));
+        let bos = usize::from(tokens.first().is_some_and(|t| self.model.is_bos(*t)));
         let keep = usize::try_from(task.options.num_keep)
             .map_or(length, |n| n.saturating_add(bos))
             .min(length);
@@ -346,9 +346,9 @@ impl Preparer {
 }
 
 /// Bytes of the texts of a conversation and its tools.
-fn chat_bytes(messages: &[native::Message], tools: &[Tool]) -> usize {
-    let call = |call: &native::ToolCall| object_bytes(&call.function.arguments);
-    let message = |m: &native::Message| {
+fn chat_bytes(messages: &[ollama::Message], tools: &[Tool]) -> usize {
+    let call = |call: &ollama::ToolCall| object_bytes(&call.function.arguments);
+    let message = |m: &ollama::Message| {
         m.content.len() + m.thinking.len() + m.tool_calls.iter().map(call).sum::<usize>()
     };
     messages.iter().map(message).sum::<usize>()
@@ -392,20 +392,20 @@ fn may_be_marked(task: &GenerateTask) -> bool {
 pub(super) fn think(task: &GenerateTask) -> Option<Think> {
     match task.think {
         None => task.model.thinking.then_some(Think::Switch(true)),
-        Some(native::Think::Off) => Some(Think::Switch(false)),
-        Some(native::Think::On) => Some(Think::Switch(true)),
+        Some(ollama::Think::Off) => Some(Think::Switch(false)),
+        Some(ollama::Think::On) => Some(Think::Switch(true)),
         Some(level) => Some(Think::Level(level.level().to_owned())),
     }
 }
 
-fn prompt_messages(messages: &[native::Message]) -> Vec<Message> {
+fn prompt_messages(messages: &[ollama::Message]) -> Vec<Message> {
     messages.iter().map(prompt_message).collect()
 }
 
 /// Converts a message for templates, without its images.
-pub(crate) fn prompt_message(message: &native::Message) -> Message {
+pub(crate) fn prompt_message(message: &ollama::Message) -> Message {
     let text = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
-    let call = |call: &native::ToolCall| ToolCall {
+    let call = |call: &ollama::ToolCall| ToolCall {
         id: call.id.clone(),
         function: FunctionCall {
             index: usize::try_from(call.function.index).unwrap_or(0),

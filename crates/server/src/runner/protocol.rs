@@ -21,7 +21,7 @@ pub const VERSION: u32 = 16;
 pub(crate) const MAX_MESSAGE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
 
 /// Number of events that a runner may send for a request before the client takes some of them.
-pub const WINDOW: u32 = 64;
+pub const INITIAL_EVENT_CREDIT: u32 = 64;
 
 /// Maximum number of tool calls in one answer; further calls are passed on as text. A model may
 /// emit all of them at once.
@@ -34,7 +34,7 @@ pub enum RunnerRequest {
     Plan(Box<LoadSpec>),
     /// Load the planned model.
     Load,
-    /// Run a task. The runner may send [`WINDOW`] events before it needs more credit.
+    /// Run a task. The runner may send [`INITIAL_EVENT_CREDIT`] events before it needs more credit.
     Submit {
         /// Number of the request.
         id: u64,
@@ -64,7 +64,7 @@ pub enum RunnerResponse {
     /// Memory that the model needs.
     Planned(MemoryParts),
     /// The model is ready.
-    Loaded(LoadedModel),
+    Loaded(LoadReport),
     /// The model cannot be planned or loaded; the runner exits.
     Failed {
         /// Reason.
@@ -203,7 +203,7 @@ impl MemoryParts {
 
 /// Properties of a loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LoadedModel {
+pub struct LoadReport {
     /// Tokens of one context.
     pub num_ctx: u32,
     /// Memory in use.

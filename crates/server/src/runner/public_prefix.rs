@@ -11,7 +11,7 @@ use puna_mirror::{SharedTable, TableLimit};
 use ring::digest::{SHA256, digest};
 
 use super::preparer::Preparer;
-use super::task_handle::Handle;
+use super::task_handle::TaskHandle;
 use crate::auth::owner::first_128_bits;
 use crate::canonical::{ApiError, GenerateTask, Input, Overflow};
 use crate::util::lock::lock;
@@ -57,7 +57,7 @@ impl Preparer {
     /// Public prefix of a prompt.
     pub(super) fn public_prefix(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         task: &GenerateTask,
         prompt: &[u32],
     ) -> PublicPrefix {

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use puna_engine::{AnswerStage, EngineError, Event, GenerationStats, Request, Sink, Speculation};
 use puna_sampler::{Constraint, Grammar};
 
-use super::generator::{
-    EmbedCallback, EncodeCancelled, EncodeResult, Generator, LoadError, LoadedModelInfo, Loader,
-    NOT_CANCELLED, RerankCallback,
-};
 use super::local::LocalLoader;
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
+use super::runner_model::{
+    EmbedCallback, EncodeCancelled, EncodeResult, LoadError, Loader, NOT_CANCELLED, RerankCallback,
+    RunnerModel, RunnerModelInfo,
+};
 use crate::canonical::TokenizeTask;
 use crate::script::{Conversation, ScriptAnswer, ScriptError, ScriptFile, ScriptPlayer, Step};
 
@@ -46,7 +46,7 @@ impl Loader for ScriptLoader {
         LocalLoader.plan(spec)
     }
 
-    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn RunnerModel>, LoadError> {
         let model = LocalLoader.load(spec)?;
         Ok(Box::new(ScriptedModel { model, script: self.script.clone() }))
     }
@@ -54,7 +54,7 @@ impl Loader for ScriptLoader {
 
 /// Model that generates the tokens of a script.
 struct ScriptedModel {
-    model: Box<dyn Generator>,
+    model: Box<dyn RunnerModel>,
     script: Arc<ScriptFile>,
 }
 
@@ -307,7 +307,7 @@ impl Sink for ScriptedSink {
     }
 }
 
-impl Generator for ScriptedModel {
+impl RunnerModel for ScriptedModel {
     fn submit(&self, mut request: Request, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
         let prompt = self.model.decode(&request.prompt);
         let conversation = Conversation::of_prompt(prompt);
@@ -325,7 +325,7 @@ impl Generator for ScriptedModel {
                 if let ScriptItem::Tokens(tokens) = item { tokens.len() } else { 0 }
             };
             let tokens = items.iter().map(count).sum();
-            request.max_tokens = Some(request.max_tokens.map_or(tokens, |most| most.min(tokens)));
+            request.max_tokens = Some(request.max_tokens.map_or(tokens, |max| max.min(tokens)));
         }
         // The script determines all tokens, so a grammar does not apply.
         request.grammar = None;
@@ -334,7 +334,7 @@ impl Generator for ScriptedModel {
         self.model.submit(request, Box::new(ScriptedSink::new(sink, items, pace)))
     }
 
-    fn model_info(&self) -> &LoadedModelInfo {
+    fn model_info(&self) -> &RunnerModelInfo {
         self.model.model_info()
     }
 
@@ -413,13 +413,13 @@ impl Generator for ScriptedModel {
         self.model.embed(client, inputs, done)
     }
 
-    fn rank(
+    fn rerank(
         &self,
         client: u64,
         pairs: Vec<Vec<u32>>,
         done: RerankCallback,
     ) -> Result<u64, EngineError> {
-        self.model.rank(client, pairs, done)
+        self.model.rerank(client, pairs, done)
     }
 
     fn heartbeat(&self) -> Heartbeat {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
-use super::generator::EncodeCancelled;
-use super::protocol::{RunnerResponse, WINDOW};
+use super::protocol::{INITIAL_EVENT_CREDIT, RunnerResponse};
+use super::runner_model::EncodeCancelled;
 use crate::canonical::{ApiError, Event};
 use crate::util::lock::lock;
 
@@ -22,7 +22,7 @@ pub(crate) struct TaskState {
 impl TaskState {
     pub(crate) fn new() -> Self {
         Self {
-            credit: AtomicI64::new(WINDOW.into()),
+            credit: AtomicI64::new(INITIAL_EVENT_CREDIT.into()),
             cancelled: AtomicBool::new(false),
             engine_request: Mutex::new(None),
         }
@@ -51,7 +51,7 @@ impl TaskState {
 
 /// Task as its threads refer to it.
 #[derive(Clone)]
-pub(crate) struct Handle {
+pub(crate) struct TaskHandle {
     pub(crate) id: u64,
     pub(crate) client: u64,
     pub(crate) state: Arc<TaskState>,
@@ -62,7 +62,7 @@ pub(crate) struct Handle {
 /// Tasks that have not ended, by number.
 pub(super) type Tasks = Mutex<HashMap<u64, Arc<TaskState>>>;
 
-impl Handle {
+impl TaskHandle {
     /// Sends an event; returns `false` if the task was cancelled.
     pub(crate) fn send(&self, event: Event) -> bool {
         if self.state.is_cancelled() {
@@ -98,7 +98,7 @@ impl From<EncodeCancelled> for ApiError {
 
 /// Returns an error if the client has disconnected, which ends the preparation early. No client
 /// receives this error.
-pub(super) fn check_connected(handle: &Handle) -> Result<(), ApiError> {
+pub(super) fn check_connected(handle: &TaskHandle) -> Result<(), ApiError> {
     match handle.state.is_cancelled() {
         true => Err(EncodeCancelled.into()),
         false => Ok(()),

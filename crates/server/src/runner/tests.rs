@@ -3,7 +3,7 @@
 mod calls;
 mod control_marks;
 mod fake;
-mod ranks;
+mod rerank;
 mod schemas;
 mod scripted;
 mod think_budget;
@@ -18,7 +18,7 @@ use puna_sampler::Constraint;
 
 use super::connection::{RunnerConnection, TaskEvents};
 use super::launch::{Launcher, RunnerProcess};
-use super::protocol::{LoadSpec, WINDOW};
+use super::protocol::{INITIAL_EVENT_CREDIT, LoadSpec};
 use super::text_limits::MAX_TEXT_BYTES;
 use crate::canonical::{
     EmbedText, Event, GenerateTask, Input, Overflow, Prompt, PromptConfig, RunOptions, Task,
@@ -110,7 +110,7 @@ async fn end_of(events: &mut TaskEvents) -> Event {
 
 /// Returns a question to a model with a built-in renderer.
 fn question(renderer: &str, render_only: bool) -> Task {
-    let message = puna_api::native::Message {
+    let message = puna_api::ollama::Message {
         role: "user".into(),
         content: "Q?".into(),
         ..Default::default()
@@ -261,7 +261,7 @@ async fn a_client_that_does_not_read_slows_only_its_own_answer() {
     wait_until(|| fake.generated.load(Ordering::Relaxed) > 10).await;
     assert!(matches!(end(&connection, task("hi", 200, 4, true, true)).await, Event::Done(_)));
     let generated = fake.generated.load(Ordering::Relaxed);
-    assert!(generated <= 200 + u64::from(WINDOW), "{generated}");
+    assert!(generated <= 200 + u64::from(INITIAL_EVENT_CREDIT), "{generated}");
     let mut pieces = 0;
     while let Some(event) = slow.next().await {
         pieces += usize::from(matches!(event, Event::Content(_)));
@@ -484,7 +484,7 @@ async fn an_engine_that_has_stopped_is_an_internal_error() {
         pair_tokens: None,
         num_ctx: None,
     };
-    for task in [task("hi", 5, 4, true, true), embedding("x"), Task::Rank(rank)] {
+    for task in [task("hi", 5, 4, true, true), embedding("x"), Task::Rerank(rank)] {
         let Event::Error(failure) = end(&connection, task).await else { panic!("an error") };
         assert_eq!((failure.status, &*failure.message), (500, "the engine has stopped"));
     }

@@ -2,7 +2,7 @@
 
 use super::preparer::Preparer;
 use super::prompt::{PromptText, refuses_long_prompts, too_long_error};
-use super::task_handle::Handle;
+use super::task_handle::TaskHandle;
 use crate::canonical::{ApiError, GenerateTask, Input, Prompt};
 
 /// Maximum bytes of a text that no context limits. A text for a context may be longer if that many
@@ -21,12 +21,12 @@ pub(crate) fn check_request_text_bytes(bytes: usize) -> Result<(), ApiError> {
     check_bytes("the text", bytes, MAX_TEXT_BYTES)
 }
 
-fn check_bytes(text: &str, bytes: usize, most: usize) -> Result<(), ApiError> {
-    if bytes <= most {
+fn check_bytes(text: &str, bytes: usize, max: usize) -> Result<(), ApiError> {
+    if bytes <= max {
         return Ok(());
     }
     let error = format!(
-        "{text} is too long: it has {bytes} bytes, and the limit is {most}; shorten it, or send it in parts"
+        "{text} is too long: it has {bytes} bytes, and the limit is {max}; shorten it, or send it in parts"
     );
     Err(ApiError::new(413, error))
 }
@@ -40,7 +40,7 @@ impl Preparer {
         bytes: usize,
         num_ctx: Option<u32>,
     ) -> Result<(), ApiError> {
-        let token_bytes = self.generator.model_info().max_token_bytes.unwrap_or(0);
+        let token_bytes = self.model.model_info().max_token_bytes.unwrap_or(0);
         let fitting = (self.context(num_ctx) as usize).saturating_mul(token_bytes);
         check_bytes(text, bytes, MAX_TEXT_BYTES.max(fitting))
     }
@@ -49,31 +49,31 @@ impl Preparer {
     /// they are, and the request does not allow to truncate it.
     pub(super) fn check_least_tokens(
         &self,
-        handle: &Handle,
+        handle: &TaskHandle,
         text: &PromptText,
         task: &GenerateTask,
     ) -> Result<(), ApiError> {
         let has_tokens = matches!(&task.input, Input::Prompt(Prompt { tokens: Some(_), .. }));
-        let Some(token_bytes) = self.generator.model_info().max_token_bytes else { return Ok(()) };
+        let Some(token_bytes) = self.model.model_info().max_token_bytes else { return Ok(()) };
         let num_ctx = self.context(task.options.num_ctx) as usize;
-        let least = least_tokens(text, token_bytes);
+        let min = least_tokens(text, token_bytes);
         if has_tokens
             || text.prompt.len() <= MAX_COUNTED_BYTES
-            || least < num_ctx
+            || min < num_ctx
             || !refuses_long_prompts(task)
         {
             return Ok(());
         }
-        let length = self.estimated_tokens(handle, text)?.max(least);
-        Err(too_long_error(task, &format!("at least {least}"), length, num_ctx))
+        let length = self.estimated_tokens(handle, text)?.max(min);
+        Err(too_long_error(task, &format!("at least {min}"), length, num_ctx))
     }
 
     /// Estimates the tokens of a long prompt from its start. Clients shorten the conversation by
     /// the number in the error.
-    fn estimated_tokens(&self, handle: &Handle, text: &PromptText) -> Result<usize, ApiError> {
+    fn estimated_tokens(&self, handle: &TaskHandle, text: &PromptText) -> Result<usize, ApiError> {
         let prompt = &text.prompt;
         let sample = &prompt[..prompt.floor_char_boundary(MAX_SAMPLE_BYTES)];
-        let tokens = self.generator.encode_prompt(&[(sample, true)], "", handle.cancelled())?;
+        let tokens = self.model.encode_prompt(&[(sample, true)], "", handle.cancelled())?;
         let estimate = tokens.len() as u128 * prompt.len() as u128 / sample.len().max(1) as u128;
         Ok(usize::try_from(estimate).unwrap_or(usize::MAX))
     }

@@ -9,15 +9,15 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::generator::{Generator, LoadError, Loader};
 use super::prepare_queue::{PrepareQueue, QueueSender};
 use super::preparer::Preparer;
 use super::protocol::{
-    LoadSpec, LoadedModel, RunnerRequest, RunnerResponse, VERSION, encode_message,
-    is_out_of_memory, read, write,
+    LoadReport, LoadSpec, RunnerRequest, RunnerResponse, VERSION, encode_message, is_out_of_memory,
+    read, write,
 };
+use super::runner_model::{LoadError, Loader, RunnerModel};
 use super::sandbox::Sandbox;
-use super::task_handle::{Handle, TaskState, Tasks};
+use super::task_handle::{TaskHandle, TaskState, Tasks};
 use crate::canonical::{ApiError, Event};
 use crate::util::lock::lock;
 use crate::util::panic_message::panic_message;
@@ -86,7 +86,7 @@ pub fn run(
                 }
             }
             (RunnerRequest::Load, Some(spec)) => match catch_load_panic(|| loader.load(spec)) {
-                Ok(generator) => return serve(generator.into(), &mut incoming, out),
+                Ok(model) => return serve(model.into(), &mut incoming, out),
                 Err(error) => return fail(error, out, sender),
             },
             // These messages refer to a model that is not loaded yet, such as a task cancelled
@@ -185,22 +185,20 @@ fn write_message(socket: &mut BufWriter<UnixStream>, message: &RunnerResponse) -
 
 /// Runs the tasks of a loaded model until the server closes the socket.
 fn serve(
-    generator: Arc<dyn Generator>,
+    model: Arc<dyn RunnerModel>,
     incoming: &mut BufReader<UnixStream>,
     out: Sender<RunnerResponse>,
 ) -> io::Result<()> {
-    let loaded = LoadedModel {
-        num_ctx: generator.model_info().num_ctx,
-        memory: generator.heartbeat().memory,
-    };
+    let loaded =
+        LoadReport { num_ctx: model.model_info().num_ctx, memory: model.heartbeat().memory };
     out.send(RunnerResponse::Loaded(loaded))
         .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
     let (stop, stopped) = mpsc::channel::<()>();
-    let (generator_for_heartbeats, to) = (generator.clone(), out.clone());
+    let (model_for_heartbeats, to) = (model.clone(), out.clone());
     thread::Builder::new()
         .name("heartbeat".into())
-        .spawn(move || send_heartbeats(generator_for_heartbeats.as_ref(), &to, &stopped))?;
-    let preparer = Arc::new(Preparer::new(generator.clone()));
+        .spawn(move || send_heartbeats(model_for_heartbeats.as_ref(), &to, &stopped))?;
+    let preparer = Arc::new(Preparer::new(model.clone()));
     let cores = thread::available_parallelism().map_or(PREPARER_THREADS.0, usize::from);
     let cores = cores.clamp(PREPARER_THREADS.0, PREPARER_THREADS.1);
     let start = |name, threads, share, nice| spawn_preparers(name, threads, share, nice, &preparer);
@@ -217,7 +215,8 @@ fn serve(
             RunnerRequest::Submit { id, client, task } => {
                 let state = Arc::new(TaskState::new());
                 lock(&tasks).insert(id, state.clone());
-                let handle = Handle { id, client, state, out: out.clone(), tasks: tasks.clone() };
+                let handle =
+                    TaskHandle { id, client, state, out: out.clone(), tasks: tasks.clone() };
                 let queue = match (task.has_constraint(), task.text_bytes() > LARGE_TASK_BYTES) {
                     (false, false) => &ordinary,
                     (false, true) => &large,
@@ -229,14 +228,14 @@ fn serve(
             RunnerRequest::Credit(id, more) => {
                 if let Some(task) = lock(&tasks).get(&id) {
                     task.credit.fetch_add(more.into(), Ordering::AcqRel);
-                    generator.wake();
+                    model.wake();
                 }
             }
             RunnerRequest::Cancel(id) => {
                 if let Some(task) = lock(&tasks).remove(&id) {
                     task.cancelled.store(true, Ordering::Release);
                     if let Some(request) = *lock(&task.engine_request) {
-                        generator.cancel(request);
+                        model.cancel(request);
                     }
                     [&ordinary, &large, &constrained, &large_constrained]
                         .into_iter()
@@ -244,7 +243,7 @@ fn serve(
                 }
             }
             RunnerRequest::RequestHeartbeat => {
-                let _ = out.send(RunnerResponse::Heartbeat(generator.heartbeat()));
+                let _ = out.send(RunnerResponse::Heartbeat(model.heartbeat()));
             }
             RunnerRequest::Plan(_) | RunnerRequest::Load => {}
         }
@@ -254,13 +253,9 @@ fn serve(
 }
 
 /// Sends a heartbeat every [`HEARTBEAT_INTERVAL`] until `stopped` is dropped.
-fn send_heartbeats(
-    generator: &dyn Generator,
-    out: &Sender<RunnerResponse>,
-    stopped: &Receiver<()>,
-) {
+fn send_heartbeats(model: &dyn RunnerModel, out: &Sender<RunnerResponse>, stopped: &Receiver<()>) {
     while stopped.recv_timeout(HEARTBEAT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        if out.send(RunnerResponse::Heartbeat(generator.heartbeat())).is_err() {
+        if out.send(RunnerResponse::Heartbeat(model.heartbeat())).is_err() {
             return;
         }
     }

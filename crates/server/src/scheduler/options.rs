@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(reduced(131072), Some((32768, 32768)));
         assert_eq!(reduced(32768), Some((4096, 4096)));
         assert_eq!(reduced(2048), Some((2048, 2048)));
-        let mut least = LoadOptions { num_ctx: 2048, cache: 2048, ..loaded() };
-        assert!(!least.reduce_once());
+        let mut min = LoadOptions { num_ctx: 2048, cache: 2048, ..loaded() };
+        assert!(!min.reduce_once());
     }
 }

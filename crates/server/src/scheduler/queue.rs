@@ -107,7 +107,7 @@ impl Queue {
         let waits = |client| self.waiting.iter().filter(|w| w.request.client == client).count();
         let others = self.waiting.iter().filter(|w| Some(w.request.id) != except);
         // `max_by_key` returns the last of equal elements, which is the newest.
-        let most = others.max_by_key(|w| waits(w.request.client))?;
-        (waits(most.request.client) > waits(client) + 1).then_some(most.request.id)
+        let max = others.max_by_key(|w| waits(w.request.client))?;
+        (waits(max.request.client) > waits(client) + 1).then_some(max.request.id)
     }
 }

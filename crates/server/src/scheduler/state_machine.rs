@@ -451,8 +451,8 @@ impl Scheduler {
             .peekable();
         // The system counts mapped weights of other models as available, so their planned sizes are
         // subtracted instead.
-        let most = if others.peek().is_none() { total.min(available) } else { total };
-        most.saturating_sub(others.map(|(_, runner)| runner.size).fold(0, u64::saturating_add))
+        let max = if others.peek().is_none() { total.min(available) } else { total };
+        max.saturating_sub(others.map(|(_, runner)| runner.size).fold(0, u64::saturating_add))
     }
 
     /// Loads the planned model if it fits. Otherwise evicts other models, reduces the context, or

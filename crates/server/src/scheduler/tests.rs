@@ -52,7 +52,7 @@ impl Fixture {
         self.event(Event::Loaded(run, 4096, size))
     }
 
-    /// The same for a model with this load time.
+    /// Loads a model that takes this many seconds to load.
     fn load_slowly(&mut self, run: RunnerId, size: u64, seconds: u64) -> Vec<Action> {
         assert_eq!(self.event(planned(run, size)), [Action::Load(run)]);
         self.now += Duration::from_secs(seconds);

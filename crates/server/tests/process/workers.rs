@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use puna_api::native::Progress;
+use puna_api::ollama::Progress;
 use puna_server::SandboxMode;
 use puna_server::file_worker::FileWorker;
 use puna_store::{Digest, FileJob, JobExecutor, NamedFile, QuantizeJob, StoreError};

@@ -149,14 +149,14 @@ pub(super) fn punctuation(
     pos: usize,
     class: Class,
     tail: &[u8],
-    most: usize,
+    max: usize,
 ) -> Option<usize> {
     let start = pos + usize::from(s.byte(pos) == b' ');
     let mut end = s.run(start, class);
     if end == start {
         return None;
     }
-    let mut left = most;
+    let mut left = max;
     while left > 0 && end < s.len() && tail.contains(&s.byte(end)) {
         end += 1;
         left -= 1;

@@ -25,7 +25,7 @@ use crate::step::{Instruction, Step, ThreadScratch};
 
 pub use scratch::split_scratch_len;
 pub use tasks::AttentionTasks;
-use tasks::{Block, SplitMerge, row_visible, splits};
+use tasks::{Block, SplitMerge, splits, visible_range_of_row};
 
 /// Writes keys and values of the step to the cache.
 pub struct StoreKv {
@@ -263,7 +263,8 @@ impl Attend {
         while at < to {
             let len = now.0.rows;
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
-                let (from, to) = row_visible(&self.spec, s, s.cached_tokens + block.row + row);
+                let (from, to) =
+                    visible_range_of_row(&self.spec, s, s.cached_tokens + block.row + row);
                 visible.fill((from.saturating_sub(at).min(len), to.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {

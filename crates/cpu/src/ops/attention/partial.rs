@@ -46,11 +46,11 @@ impl Attend {
         // SAFETY: an earlier instruction computed it, behind a barrier.
         let earlier = unsafe { step.arena.row(partial_input, row) };
         let [acc, max, sum] = self.columns(head);
-        let most = earlier[max].max(total.max[r]);
+        let largest = earlier[max].max(total.max[r]);
         // One of the two factors is 1.
-        let shrink = |from: f32| if from == most { 1.0 } else { (from - most).exp() };
+        let shrink = |from: f32| if from == largest { 1.0 } else { (from - largest).exp() };
         let (old, new) = (shrink(earlier[max]), shrink(total.max[r]));
-        total.max[r] = most;
+        total.max[r] = largest;
         total.sum[r] = earlier[sum] * old + total.sum[r] * new;
         let own = &mut total.acc[r * dim..][..dim];
         own.iter_mut()

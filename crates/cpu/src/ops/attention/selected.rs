@@ -5,7 +5,7 @@
 use puna_graph::SelectedPositions;
 use puna_kernels::{AttendTile, KV_TILE};
 
-use super::tasks::{Block, row_visible};
+use super::tasks::{Block, visible_range_of_row};
 use super::{Attend, running_softmax};
 use crate::cache::KeyOrValue;
 use crate::step::{Step, ThreadScratch};
@@ -64,7 +64,8 @@ impl Attend {
             let slots: Vec<_> =
                 (at..at + len).map(|row| cache.cache_slot_of(self.layer, s, row)).collect();
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
-                let (_, end) = row_visible(&self.spec, s, s.cached_tokens + block.row + row);
+                let (_, end) =
+                    visible_range_of_row(&self.spec, s, s.cached_tokens + block.row + row);
                 visible.fill((0, end.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {
@@ -114,7 +115,7 @@ impl Attend {
             return Vec::new();
         };
         let s = &step.input.segments[block.segment];
-        let (_, end) = row_visible(&self.spec, s, s.cached_tokens + block.row);
+        let (_, end) = visible_range_of_row(&self.spec, s, s.cached_tokens + block.row);
         let list = if form.lists == 1 { 0 } else { kv_head };
         // SAFETY: an earlier instruction computed it, behind a barrier.
         let lists = unsafe { step.arena.row(range, s.first_row + block.row) };

@@ -215,7 +215,7 @@ fn seen(
 ) -> (usize, usize) {
     let (from, to) = match spec.max_attended_positions().filter(|_| row >= dense_rows(spec, s)) {
         Some(room) => (0, room),
-        None => visible(spec, s, row, rows),
+        None => visible_range(spec, s, row, rows),
     };
     ((from / KV_TILE * KV_TILE).max(from.min(first_cached(spec.mask, s, page_tokens))), to)
 }
@@ -233,7 +233,7 @@ fn first_cached(mask: Mask, s: &Segment, page_tokens: usize) -> usize {
 }
 
 /// Positions that at least one row of a block sees.
-fn visible(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
+fn visible_range(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
     let (first, last) = (s.cached_tokens + row, s.cached_tokens + row + rows - 1);
     let mask = spec.mask;
     match mask {
@@ -251,7 +251,11 @@ fn visible(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> (usize
 }
 
 /// Positions that the row at `position` sees.
-pub(super) fn row_visible(spec: &AttentionSpec, s: &Segment, position: usize) -> (usize, usize) {
+pub(super) fn visible_range_of_row(
+    spec: &AttentionSpec,
+    s: &Segment,
+    position: usize,
+) -> (usize, usize) {
     let mask = spec.mask;
     match mask {
         Mask::Full => (0, s.rows),
@@ -284,11 +288,11 @@ mod tests {
             for sees_ahead in [false, true] {
                 let spec = AttentionSpec { sees_ahead, ..spec(mask) };
                 for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
-                    let each =
-                        (row..row + rows).map(|row| row_visible(&spec, &s, s.cached_tokens + row));
+                    let each = (row..row + rows)
+                        .map(|row| visible_range_of_row(&spec, &s, s.cached_tokens + row));
                     let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
                     assert_eq!(
-                        Some(visible(&spec, &s, row, rows)),
+                        Some(visible_range(&spec, &s, row, rows)),
                         all,
                         "{mask:?}, {rows} rows from {row}"
                     );
@@ -305,7 +309,7 @@ mod tests {
     fn attention_with_look_ahead_sees_the_whole_step() {
         let s = Segment { first_row: 0, rows: 6, cached_tokens: 9, ..Segment::default() };
         let seen = |mask, position| {
-            row_visible(&AttentionSpec { sees_ahead: true, ..spec(mask) }, &s, position)
+            visible_range_of_row(&AttentionSpec { sees_ahead: true, ..spec(mask) }, &s, position)
         };
         assert_eq!([9, 14].map(|p| seen(Mask::Causal, p)), [(0, 15); 2]);
         assert_eq!([9, 14].map(|p| seen(Mask::Window(4), p)), [(6, 15), (11, 15)]);
@@ -314,7 +318,7 @@ mod tests {
     #[test]
     fn chunk_masks_begin_at_multiples_and_encoder_masks_look_both_ways() {
         let s = Segment { first_row: 0, rows: 10, ..Segment::default() };
-        let seen = |mask, position| row_visible(&spec(mask), &s, position);
+        let seen = |mask, position| visible_range_of_row(&spec(mask), &s, position);
         assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);
         assert_eq!([0, 5, 9].map(|p| seen(Mask::SymmetricWindow(2), p)), [(0, 3), (3, 8), (7, 10)]);
         assert!(Mask::Chunk(4).is_cached() && !Mask::SymmetricWindow(2).is_cached());

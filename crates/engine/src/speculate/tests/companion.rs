@@ -401,7 +401,7 @@ impl Bench {
         };
         let model = view(&format!("tests/data/zoo/{model}.gguf"));
         let executor =
-            ModelExecutor::accompanied(&model, backend(), &options, Some(&draft)).unwrap();
+            ModelExecutor::with_companion(&model, backend(), &options, Some(&draft)).unwrap();
         let pages = PagePool::of(&executor.model, &options);
         let kept = |id| TestSequence {
             id: RequestId(id),
@@ -423,7 +423,8 @@ impl Bench {
             std::mem::take(&mut s.pages).release(&mut self.pages, &[]);
             (s.tokens, s.computed) = (tokens.to_vec(), 0);
             let scope = CacheScope::default();
-            (s.pages, _) = SequencePages::find(&mut self.pages, &scope, &[], [].into_iter());
+            (s.pages, _) =
+                SequencePages::start_from_cache(&mut self.pages, &scope, &[], [].into_iter());
         }
     }
 

@@ -19,7 +19,7 @@ pub(super) fn interleave(
     unsafe { piece(Plain { x: x.as_ptr(), stride }, rows, len, high, low) }
 }
 
-/// The same of rows `first …` in 8 bits, values `k0 …`.
+/// Interleaves rows `first …` of 8-bit values, from value `k0` on.
 pub(super) fn interleave_q8(
     x: &Q8Rows<'_>,
     (first, k0): (usize, usize),

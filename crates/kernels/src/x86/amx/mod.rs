@@ -45,8 +45,8 @@ fn tiles() -> bool {
         // SAFETY: register 0 exists wherever the instruction does.
         unsafe { _xgetbv(0) }
     }
-    let most = __cpuid(0).eax;
-    if most < 0x1d || __cpuid_count(7, 0).edx & TILE_BF16_INT8 != TILE_BF16_INT8 {
+    let max = __cpuid(0).eax;
+    if max < 0x1d || __cpuid_count(7, 0).edx & TILE_BF16_INT8 != TILE_BF16_INT8 {
         return false;
     }
     // SAFETY: the bit says that the system has enabled the instruction.
@@ -76,7 +76,7 @@ fn permitted() -> bool {
 pub(super) const LEVEL: Level =
     Level { name: "amx", linear: linear::<Hardware>, vector: avx512::LEVEL.vector };
 
-/// The same bodies on tiles in plain code, given that the processor runs `avx512vnni`: for tests.
+/// Kernels of AMX on tiles in plain code, for tests on processors with `avx512vnni`.
 #[cfg(any(test, feature = "emulated"))]
 pub(super) fn emulated() -> Option<&'static Level> {
     const LEVEL: Level = Level {

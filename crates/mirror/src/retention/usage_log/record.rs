@@ -113,11 +113,11 @@ impl RecordTable {
     /// namespace.
     fn evict_for(&mut self, namespace: &str) -> bool {
         let own = self.counts.get(namespace).copied().unwrap_or(0);
-        let most = self.counts.iter().max_by_key(|(_, count)| **count);
-        let Some((most, _)) = most.filter(|(_, count)| **count > own + 1) else { return false };
-        let first = format!("{most}/");
+        let max = self.counts.iter().max_by_key(|(_, count)| **count);
+        let Some((max, _)) = max.filter(|(_, count)| **count > own + 1) else { return false };
+        let first = format!("{max}/");
         let mut keys = self.records.range(first..).map(|(key, _)| key);
-        let Some(key) = keys.find(|key| namespace_of(key) == most).cloned() else { return false };
+        let Some(key) = keys.find(|key| namespace_of(key) == max).cloned() else { return false };
         self.remove(&key);
         true
     }

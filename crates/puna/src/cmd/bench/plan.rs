@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn numbers_above_a_limit_name_the_limit() {
-        let most = usize::MAX.to_string();
+        let max = usize::MAX.to_string();
         let found =
             |line: &str| longest(&super::tests(&args(line)), 256).map_err(|e| e.to_string());
         assert_eq!(
@@ -142,19 +142,19 @@ mod tests {
         );
         assert_eq!(found("-p 128 -n 56 -d 0,128 -b 4096"), Ok(256));
         for line in [
-            format!("-p 8 -n 0 -d {most}"),
-            format!("-p {most} -n 0 -d 1"),
-            format!("-p 0 -n {most} -d {most}"),
+            format!("-p 8 -n 0 -d {max}"),
+            format!("-p {max} -n 0 -d 1"),
+            format!("-p 0 -n {max} -d {max}"),
         ] {
             assert!(found(&line).is_err_and(|text| text.contains("the context of 256")), "{line}");
         }
-        for line in ["-p 8 -b 4097".to_owned(), format!("-p 8 -b 1,{most}")] {
+        for line in ["-p 8 -b 4097".to_owned(), format!("-p 8 -b 1,{max}")] {
             assert!(
                 found(&line).is_err_and(|text| text.contains("exceed the limit of 4096")),
                 "{line}"
             );
         }
-        let texts = embeddings(&args(&format!("-b {most}")), 256);
+        let texts = embeddings(&args(&format!("-b {max}")), 256);
         assert!(longest(&texts, 256).is_err());
     }
 

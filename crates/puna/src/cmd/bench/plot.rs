@@ -121,11 +121,11 @@ impl Panel<'_> {
     }
 
     fn draw(&self, out: &mut String, top: f64, report: &Report<'_>) {
-        let most = self.scale_end(report);
-        let scale = (WIDTH - LEFT - RIGHT) / most;
+        let max = self.scale_end(report);
+        let scale = (WIDTH - LEFT - RIGHT) / max;
         let bottom = top + self.height() - GAP;
         text(out, "head", 16.0, top + 20.0, self.title);
-        for tick in ticks(most) {
+        for tick in ticks(max) {
             let x = LEFT + tick * scale;
             line(out, "grid", (x, top + 46.0), (x, bottom));
             text(out, "soft small mid", x, top + 40.0, &number(tick));
@@ -178,12 +178,12 @@ fn share(result: &ComparedResult, report: &Report<'_>) -> String {
     format!("{:.0} % of {name}", share * 100.0)
 }
 
-/// Three to six round numbers from 0 to `most`.
-fn ticks(most: f64) -> Vec<f64> {
-    let power = 10f64.powf((most / 4.0).log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|x| x * power).into_iter().find(|step| most / step <= 5.0);
-    let step = step.unwrap_or(most.max(1e-9));
-    (0..=(most / step + 1e-6) as usize).map(|i| i as f64 * step).collect()
+/// Three to six round numbers from 0 to `max`.
+fn ticks(max: f64) -> Vec<f64> {
+    let power = 10f64.powf((max / 4.0).log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|x| x * power).into_iter().find(|step| max / step <= 5.0);
+    let step = step.unwrap_or(max.max(1e-9));
+    (0..=(max / step + 1e-6) as usize).map(|i| i as f64 * step).collect()
 }
 
 /// Formats a number with three significant digits.

@@ -73,7 +73,7 @@ fn weights(op: &Op) -> Vec<usize> {
     let ids = match op {
         Op::Embed { table, .. } | Op::EmbedRows { table, .. } => vec![Some(*table)],
         Op::Linear { w, bias, .. } => vec![Some(*w), *bias],
-        Op::LinearOfHeads { w, .. } => vec![Some(*w)],
+        Op::PerHeadLinear { w, .. } => vec![Some(*w)],
         Op::RmsNorm { w, .. } => vec![*w],
         Op::LayerNorm { w, b, .. } => vec![*w, *b],
         Op::Moe { spec, .. } => vec![

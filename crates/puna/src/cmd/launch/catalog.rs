@@ -42,8 +42,8 @@ impl Suggestion {
     fn window_beside(&self, free: u64) -> Option<u64> {
         let mut window = self.context;
         loop {
-            let most = if window > FULL_MEMORY_WINDOW { free / 2 } else { free };
-            if window.saturating_mul(self.cache_per_token) <= most {
+            let max = if window > FULL_MEMORY_WINDOW { free / 2 } else { free };
+            if window.saturating_mul(self.cache_per_token) <= max {
                 return Some(window);
             }
             if window <= MIN_WINDOW {
@@ -60,11 +60,11 @@ pub fn suggestions() -> Vec<Suggestion> {
         .unwrap_or_else(|error| unreachable!("models.json: {error}"))
 }
 
-/// Models with a window of at least `least` tokens in `memory` bytes, the largest first, with their
+/// Models with a window of at least `min` tokens in `memory` bytes, the largest first, with their
 /// windows.
-pub fn fitting(memory: u64, least: u64) -> Vec<(Suggestion, u64)> {
+pub fn fitting(memory: u64, min: u64) -> Vec<(Suggestion, u64)> {
     let with_window = |model: Suggestion| {
-        let window = model.window(memory).filter(|window| *window >= least)?;
+        let window = model.window(memory).filter(|window| *window >= min)?;
         Some((model, window))
     };
     suggestions().into_iter().rev().filter_map(with_window).collect()

@@ -5,7 +5,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use puna_api::native::{ModelSummary, ShowRequest, ShowResponse};
+use puna_api::ollama::{ModelSummary, ShowRequest, ShowResponse};
 use serde_json::{Value, json};
 
 use super::catalog::{Suggestion, fitting};
@@ -32,7 +32,7 @@ pub struct SelectedModel {
 pub fn choose(
     service: &Service,
     title: &str,
-    least: u64,
+    min: u64,
     named: Option<&str>,
     asks: bool,
 ) -> Result<SelectedModel> {
@@ -46,7 +46,7 @@ pub fn choose(
     for name in last.iter().cloned().chain(candidates(service)?) {
         // A listed model may have been removed since, or be broken.
         let Ok(info) = show(service, &name) else { continue };
-        let is_large = trained_context(&info).is_none_or(|trained| trained >= least);
+        let is_large = trained_context(&info).is_none_or(|trained| trained >= min);
         if can(&info, "tools")
             && can(&info, "completion")
             && (is_large || last.as_ref() == Some(&name))
@@ -54,7 +54,7 @@ pub fn choose(
             return Ok(SelectedModel { name, info });
         }
     }
-    offer_pull(service, title, least, asks)
+    offer_pull(service, title, min, asks)
 }
 
 /// Whether a model has a capability.
@@ -106,9 +106,9 @@ fn pull_and_show(service: &Service, name: &str) -> Result<SelectedModel> {
 }
 
 /// Offers recommended models that fit this machine.
-fn offer_pull(service: &Service, title: &str, least: u64, asks: bool) -> Result<SelectedModel> {
+fn offer_pull(service: &Service, title: &str, min: u64, asks: bool) -> Result<SelectedModel> {
     let none = format!(
-        "no stored model can call tools with a context of {least} tokens, which {title} needs"
+        "no stored model can call tools with a context of {min} tokens, which {title} needs"
     );
     if !service.is_local() {
         bail!(
@@ -117,7 +117,7 @@ fn offer_pull(service: &Service, title: &str, least: u64, asks: bool) -> Result<
         );
     }
     let memory = puna_server::memory().total;
-    let fitting = fitting(memory, least);
+    let fitting = fitting(memory, min);
     let Some((best, _)) = fitting.first() else {
         bail!(
             "{none}, and no suggested model fits in {}: name one with --model",

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
-use puna_api::native::ShowResponse;
+use puna_api::ollama::ShowResponse;
 use puna_api::openai::ModelMeta;
 use puna_server::Config;
 
@@ -64,10 +64,10 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     }
     let asks = !args.print && choice::has_terminal();
     let title = known.map_or(args.client.as_str(), |agent| agent.title());
-    let least = known.map_or(DEFAULT_CLIENT_WINDOW, |agent| agent.least_window());
-    let chosen = choice::choose(&service, title, least, args.model.as_deref(), asks)?;
+    let min = known.map_or(DEFAULT_CLIENT_WINDOW, |agent| agent.least_window());
+    let chosen = choice::choose(&service, title, min, args.model.as_deref(), asks)?;
     let (target, meta) = target(&service, &config, &chosen)?;
-    for warning in warnings(title, least, &target, &meta, &chosen.info) {
+    for warning in warnings(title, min, &target, &meta, &chosen.info) {
         out::note(format_args!("warning: {warning}"));
     }
     if let Some(missing) = missing {
@@ -132,7 +132,7 @@ fn target(
 /// Reasons why an agent works badly with a model, with remedies.
 fn warnings(
     title: &str,
-    least: u64,
+    min: u64,
     target: &Target,
     meta: &ModelMeta,
     info: &ShowResponse,
@@ -150,30 +150,30 @@ fn warnings(
         ));
         return warnings;
     };
-    if window >= least {
+    if window >= min {
         return warnings;
     }
     let limited = info.parameters.lines().any(|line| line.trim_start().starts_with("num_ctx"));
     let advice = match meta.n_ctx_train {
-        Some(trained) if trained < least => {
+        Some(trained) if trained < min => {
             format!("it was trained for {trained}, so choose another model with --model")
         }
         _ if limited => format!(
             "the model sets `PARAMETER num_ctx`, so create one with `FROM {model}` and `PARAMETER num_ctx {}`",
-            window_to_request(least, meta)
+            window_to_request(min, meta)
         ),
         _ => format!(
             "set OLLAMA_CONTEXT_LENGTH={} for `puna serve`, or if memory is the limit, use OLLAMA_KV_CACHE_TYPE=q8_0 or a smaller model",
-            window_to_request(least, meta)
+            window_to_request(min, meta)
         ),
     };
     warnings.push(format!(
-        "{title} needs a context window of {least} tokens, and {model} has {window} here: {advice}"
+        "{title} needs a context window of {min} tokens, and {model} has {window} here: {advice}"
     ));
     warnings
 }
 
 /// Window to request: twice the smallest usable one, limited by the model.
-fn window_to_request(least: u64, meta: &ModelMeta) -> u64 {
-    meta.n_ctx_train.map_or(2 * least, |trained| trained.min(2 * least))
+fn window_to_request(min: u64, meta: &ModelMeta) -> u64 {
+    meta.n_ctx_train.map_or(2 * min, |trained| trained.min(2 * min))
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use puna_api::native::ShowResponse;
+use puna_api::ollama::ShowResponse;
 use puna_api::openai::ModelMeta;
 use serde_json::{Value, json};
 

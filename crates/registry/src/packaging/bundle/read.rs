@@ -210,7 +210,7 @@ impl BundleImport<'_> {
             (1, _) | (..=MAX_MODELS, None) => {}
             (models, Some(_)) => return Err(BundleProblem::OneName { models }.into()),
             (models, None) => {
-                return Err(BundleProblem::TooManyModels { models, most: MAX_MODELS }.into());
+                return Err(BundleProblem::TooManyModels { models, max: MAX_MODELS }.into());
             }
         }
         let mut models: Vec<BundledModel> = Vec::new();
@@ -292,8 +292,8 @@ impl BundleImport<'_> {
             .map_err(read_error)?;
         match bytes.len() > MAX_MANIFEST_BYTES {
             true => {
-                let (digest, most) = (*digest, MAX_MANIFEST_BYTES);
-                Err(BundleProblem::LargeManifest { digest, most }.into())
+                let (digest, max) = (*digest, MAX_MANIFEST_BYTES);
+                Err(BundleProblem::LargeManifest { digest, max }.into())
             }
             false => Ok(bytes),
         }

@@ -143,24 +143,24 @@ impl Lexer {
             };
         // If most of the lexer's work budget is used, near ends may use another eighth.
         let eighths = if self.is_nearly_exhausted() { 7 } else { 6 };
-        let (mut at, mut least) = (0, INFINITE_COST);
+        let (mut at, mut min) = (0, INFINITE_COST);
         while let Some(&(state, ..)) = found.states.get(at) {
             let distance = distances[at];
-            if distance >= least || at >= NEAR_STATES || self.has_used(eighths) {
+            if distance >= min || at >= NEAR_STATES || self.has_used(eighths) {
                 break;
             }
             if at > 0 || has_begun {
                 let lexemes = self.ended(state);
                 let cost = if lexemes.is_empty() { INFINITE_COST } else { cost_behind(&lexemes) };
-                least = offer(cost.saturating_add(distance), at, None, Ok(lexemes));
+                min = offer(cost.saturating_add(distance), at, None, Ok(lexemes));
             }
             for byte in self.bytes_from(state) {
                 let next = self.follow(state, byte);
                 if let Some(lexemes) = self.ended_with(next) {
                     let cost = cost_behind(&lexemes).saturating_add(distance + 1);
-                    least = offer(cost, at, Some(byte), Ok(lexemes));
+                    min = offer(cost, at, Some(byte), Ok(lexemes));
                 } else if let Some(cost) = self.cached_cost(next, cost_behind) {
-                    least = offer(cost.saturating_add(distance + 1), at, Some(byte), Err(next));
+                    min = offer(cost.saturating_add(distance + 1), at, Some(byte), Err(next));
                 } else if !next.is_dead() && found.add(next, at, byte) {
                     distances.push(distance + 1);
                 }

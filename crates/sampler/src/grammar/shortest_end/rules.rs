@@ -151,8 +151,8 @@ impl Rules {
     }
 
     /// Appends the lexemes of the shortest text of some symbols. Returns `false` if there are more
-    /// than `most`.
-    pub fn expand(&self, symbols: &[u32], lexemes: &mut Vec<u32>, most: usize) -> bool {
+    /// than `max`.
+    pub fn expand(&self, symbols: &[u32], lexemes: &mut Vec<u32>, max: usize) -> bool {
         let mut stack: Vec<u32> = symbols.iter().rev().copied().collect();
         while let Some(number) = stack.pop() {
             let symbol = self.symbol(number);
@@ -162,7 +162,7 @@ impl Rules {
                 None if symbol.cheapest_rule == END_OF_RULE => return false,
                 None => stack.extend(self.symbols_behind(symbol.cheapest_rule).iter().rev()),
             }
-            if lexemes.len() > most {
+            if lexemes.len() > max {
                 return false;
             }
         }

@@ -62,12 +62,12 @@ fn ends(rules: &[Expr], expr: &Expr, text: &[char], at: usize, depth: usize) -> 
             list.iter().fold(BTreeSet::from([at]), |from, expr| go(expr, &from))
         }
         Expr::Choice(list) => list.iter().flat_map(|expr| go(expr, &[at].into())).collect(),
-        Expr::Repeat { what, least, most } => {
+        Expr::Repeat { what, min, max } => {
             let mut from = BTreeSet::from([at]);
-            let mut all = if *least == 0 { from.clone() } else { BTreeSet::new() };
-            for count in 1..=most.unwrap_or(text.len() as u32 + least) {
+            let mut all = if *min == 0 { from.clone() } else { BTreeSet::new() };
+            for count in 1..=max.unwrap_or(text.len() as u32 + min) {
                 from = go(what, &from);
-                if count >= *least {
+                if count >= *min {
                     let before = all.len();
                     all.extend(&from);
                     if all.len() == before {

@@ -170,9 +170,9 @@ fn answers_are_complete_within_any_limit() {
         let constraint = Constraint::schema(schema.clone());
         let mut grammar =
             grammars.compile_with_end(&constraint).unwrap_or_else(|e| panic!("{schema}: {e}"));
-        let least = grammar.shortest_end().unwrap_or_else(|| panic!("no end is known: {schema}"));
+        let min = grammar.shortest_end().unwrap_or_else(|| panic!("no end is known: {schema}"));
         let plain = grammars.compile(&constraint).unwrap();
-        for limit in least..=least + 40 {
+        for limit in min..=min + 40 {
             let mut seed = (number * 1000 + limit) as u64;
             let mut uniform =
                 |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
@@ -199,7 +199,7 @@ fn answers_are_complete_within_any_limit() {
 fn the_shortest_end_is_the_minimum() {
     let vocabulary = Vocabulary::new();
     let grammars = vocabulary.grammars();
-    let least = |schema: Value, text: &str| {
+    let min = |schema: Value, text: &str| {
         let mut grammar = grammars.compile_with_end(&Constraint::schema(schema)).unwrap();
         for byte in text.bytes() {
             grammar.accept(byte.into()).unwrap();
@@ -213,15 +213,15 @@ fn the_shortest_end_is_the_minimum() {
         written
     };
     let pair = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"enum": ["long one", "x"]}, "c": {"type": "array", "items": {"type": "boolean"}, "minItems": 2}}, "required": ["b", "c"]});
-    assert_eq!(least(pair.clone(), ""), "{\"b\":\"x\",\"c\":[true,true]}");
-    assert_eq!(least(pair.clone(), "{\"a\": \"t"), "\",\"b\":\"x\",\"c\":[true,true]}");
-    assert_eq!(least(pair.clone(), "{\"b\":\"l"), "ong one\",\"c\":[true,true]}");
-    assert_eq!(least(pair, "{\"b\":\"x\",\n \"c\":[false, true,"), "true]}");
-    assert_eq!(least(json!({"type": "integer", "minimum": 500}), "7"), "00");
-    assert_eq!(least(json!({"type": "number"}), "-1."), "0");
+    assert_eq!(min(pair.clone(), ""), "{\"b\":\"x\",\"c\":[true,true]}");
+    assert_eq!(min(pair.clone(), "{\"a\": \"t"), "\",\"b\":\"x\",\"c\":[true,true]}");
+    assert_eq!(min(pair.clone(), "{\"b\":\"l"), "ong one\",\"c\":[true,true]}");
+    assert_eq!(min(pair, "{\"b\":\"x\",\n \"c\":[false, true,"), "true]}");
+    assert_eq!(min(json!({"type": "integer", "minimum": 500}), "7"), "00");
+    assert_eq!(min(json!({"type": "number"}), "-1."), "0");
     let any = json!({"type": "array"});
-    assert_eq!(least(any.clone(), "[[{\"a\": [{\"b\":"), "0}]}]]");
-    assert_eq!(least(any, "[\"\\u00e"), "a\"]");
+    assert_eq!(min(any.clone(), "[[{\"a\": [{\"b\":"), "0}]}]]");
+    assert_eq!(min(any, "[\"\\u00e"), "a\"]");
 }
 
 #[test]
@@ -335,12 +335,12 @@ fn long_answers_have_a_known_end() {
         let name: String = schema.to_string().chars().take(60).collect();
         let grammar = grammars.compile_with_end(&Constraint::Schema(schema.into()));
         let mut grammar = grammar.unwrap_or_else(|e| panic!("{name}: {e}"));
-        let least = grammar.shortest_end().unwrap();
-        assert!((bytes / 4..=bytes).contains(&least), "{name}: {least}");
+        let min = grammar.shortest_end().unwrap();
+        assert!((bytes / 4..=bytes).contains(&min), "{name}: {min}");
         // In a text without a constraint of its own, each token changes the whole end.
         let is_quick = name.contains("x") || bytes < 4000;
         if is_quick {
-            let limit = least + 50 * (i % 2);
+            let limit = min + 50 * (i % 2);
             let mut seed = limit as u64;
             let mut uniform =
                 |allowed: &[u32], _: &Vocabulary| allowed[random(&mut seed, allowed.len())];
@@ -411,17 +411,17 @@ fn the_chart_of_a_long_answer_is_bounded() {
     let schema = json!({"type": "array", "items": item});
     let mut grammar = grammars.compile_with_end(&Constraint::Schema(schema.into())).unwrap();
     let item: String = (0..60).map(|n| format!("\"p{n}\":{n},")).collect();
-    let mut most = 0;
+    let mut max = 0;
     for (number, text) in
         std::iter::repeat_n(format!("{{{}}},", item.trim_end_matches(',')), 40).enumerate()
     {
         for byte in if number == 0 { format!("[{text}") } else { text }.bytes() {
             grammar.accept(u32::from(byte)).unwrap();
         }
-        most = most.max(grammar.end_tracker.as_ref().unwrap().entries());
+        max = max.max(grammar.end_tracker.as_ref().unwrap().entries());
     }
     assert!(!grammar.must_end() && grammar.shortest_end().is_some());
-    assert!(most < 250_000, "{most}");
+    assert!(max < 250_000, "{max}");
 }
 
 /// Checks the end after each byte that may follow a text, as if few tokens were left. Then follows

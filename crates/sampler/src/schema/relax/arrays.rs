@@ -14,23 +14,23 @@ impl<'a> Relaxer<'a> {
         if !allows(map, "array") {
             return Ok(());
         }
-        let most = count(map, "maxItems");
-        if map.get("uniqueItems") == Some(&Value::Bool(true)) && most.is_none_or(|most| most > 1) {
+        let max = count(map, "maxItems");
+        if map.get("uniqueItems") == Some(&Value::Bool(true)) && max.is_none_or(|max| max > 1) {
             self.note("uniqueItems", pointer);
             // Unique items cannot outnumber the possible values.
             let values = map.get("items").and_then(|items| self.count_values(items));
-            if let Some(values) = values.filter(|values| most.is_none_or(|most| most > *values)) {
+            if let Some(values) = values.filter(|values| max.is_none_or(|max| max > *values)) {
                 out.insert("maxItems".into(), json!(values));
             }
         }
         if map.contains_key("contains") {
             let bound = |keyword: &str| count(map, keyword);
-            let least = bound("minContains").unwrap_or(1);
-            if least > 0 || bound("maxContains").is_some() {
+            let min = bound("minContains").unwrap_or(1);
+            if min > 0 || bound("maxContains").is_some() {
                 self.note("contains", pointer);
             }
-            if bound("minItems").unwrap_or(0) < least {
-                out.insert("minItems".into(), json!(least));
+            if bound("minItems").unwrap_or(0) < min {
+                out.insert("minItems".into(), json!(min));
             }
         }
         self.unevaluated_items(map, pointer, out)

@@ -118,18 +118,18 @@ impl<'a> Graph<'a> {
 
     /// Condition for the items that an array must have.
     fn items(&mut self, map: &'a Object, pointer: &str) -> usize {
-        let least = map.get("minItems").and_then(Value::as_u64).unwrap_or(0);
+        let min = map.get("minItems").and_then(Value::as_u64).unwrap_or(0);
         let (keyword, first) = match (map.get("prefixItems"), map.get("items")) {
             (Some(Value::Array(first)), _) => ("prefixItems", first.as_slice()),
             (_, Some(Value::Array(first))) => ("items", first.as_slice()),
             _ => ("prefixItems", &[][..]),
         };
         let inner = child(pointer, keyword);
-        let counted = first.iter().enumerate().take(usize::try_from(least).unwrap_or(usize::MAX));
+        let counted = first.iter().enumerate().take(usize::try_from(min).unwrap_or(usize::MAX));
         let mut needs: Vec<usize> =
             counted.map(|(i, item)| self.part(item, child(&inner, &i.to_string()))).collect();
         let keyword = if keyword == "items" { "additionalItems" } else { "items" };
-        if least > first.len() as u64
+        if min > first.len() as u64
             && let Some(item) = map.get(keyword)
         {
             needs.push(self.part(item, child(pointer, keyword)));
@@ -155,8 +155,8 @@ impl<'a> Graph<'a> {
                 (None, None) => {}
             }
         }
-        let least = map.get("minProperties").and_then(Value::as_u64).unwrap_or(0);
-        if least > required.len() as u64
+        let min = map.get("minProperties").and_then(Value::as_u64).unwrap_or(0);
+        if min > required.len() as u64
             && let Some(others) = others
         {
             let optional = declared

@@ -24,12 +24,11 @@ impl<'a> Relaxer<'a> {
         out: &mut Object,
     ) -> Result<(), String> {
         let bound = |keyword: &str| out.get(keyword).and_then(Value::as_u64);
-        let (least, most) =
-            (bound("minProperties").filter(|least| *least > 0), bound("maxProperties"));
-        if least.is_none() {
+        let (min, max) = (bound("minProperties").filter(|min| *min > 0), bound("maxProperties"));
+        if min.is_none() {
             out.shift_remove("minProperties");
         }
-        if (least, most) == (None, None) {
+        if (min, max) == (None, None) {
             return Ok(());
         }
         if !allows(out, "object") {
@@ -57,21 +56,21 @@ impl<'a> Relaxer<'a> {
                 pointer,
                 has_branches,
                 (required_count, &optional),
-                (least, most),
+                (min, max),
                 out,
             );
         }
         // Undeclared names may repeat, and a repeated name is a single property. So one more
         // property than required is the most that is certain.
         if !is_composed && optional.is_empty() {
-            if least.is_some_and(|least| least > required_count + 1) {
+            if min.is_some_and(|min| min > required_count + 1) {
                 self.note("minProperties", pointer);
             }
             return Ok(());
         }
         for (keyword, is_asked) in [
-            ("minProperties", least.is_some_and(|least| least > required_count)),
-            ("maxProperties", most.is_some()),
+            ("minProperties", min.is_some_and(|min| min > required_count)),
+            ("maxProperties", max.is_some()),
         ] {
             out.shift_remove(keyword);
             if is_asked {
@@ -88,32 +87,31 @@ impl<'a> Relaxer<'a> {
         pointer: &str,
         has_branches: bool,
         (required_count, optional): (u64, &[String]),
-        (least, most): (Option<u64>, Option<u64>),
+        (min, max): (Option<u64>, Option<u64>),
         out: &mut Object,
     ) -> Result<(), String> {
         let all = required_count + optional.len() as u64;
-        if let Some(least) = least.filter(|least| *least > all) {
+        if let Some(min) = min.filter(|min| *min > all) {
             return Err(format!(
-                "minProperties {least} at #{pointer} exceeds the {all} allowed properties"
+                "minProperties {min} at #{pointer} exceeds the {all} allowed properties"
             ));
         }
-        if let Some(most) = most.filter(|most| *most < required_count) {
+        if let Some(max) = max.filter(|max| *max < required_count) {
             return Err(format!(
-                "maxProperties {most} at #{pointer} is less than the {required_count} required properties"
+                "maxProperties {max} at #{pointer} is less than the {required_count} required properties"
             ));
         }
         out.shift_remove("minProperties");
         out.shift_remove("maxProperties");
-        let least = least
-            .filter(|least| *least > required_count)
-            .map(|least| (least - required_count) as usize);
-        let most = most.filter(|most| *most < all).map(|most| (most - required_count) as usize);
-        if (least, most) == (None, None) {
+        let min =
+            min.filter(|min| *min > required_count).map(|min| (min - required_count) as usize);
+        let max = max.filter(|max| *max < all).map(|max| (max - required_count) as usize);
+        if (min, max) == (None, None) {
             return Ok(());
         }
         let is_object = out.get("type").is_some_and(|kind| kind == "object");
         let branches = Some(()).filter(|()| is_object && !has_branches);
-        let branches = branches.and_then(|()| branches_of(optional, least, most));
+        let branches = branches.and_then(|()| branches_of(optional, min, max));
         let branches =
             branches.filter(|branches| self.branches + branches.len() <= ALL_BRANCHES_MAX);
         match branches {
@@ -123,7 +121,7 @@ impl<'a> Relaxer<'a> {
                 out.insert("anyOf".into(), Value::Array(branches));
             }
             None => {
-                let keywords = [("minProperties", least), ("maxProperties", most)];
+                let keywords = [("minProperties", min), ("maxProperties", max)];
                 keywords
                     .iter()
                     .filter(|(_, n)| n.is_some())
@@ -135,18 +133,14 @@ impl<'a> Relaxer<'a> {
 }
 
 /// One schema for each choice of properties. `None` if there are too many choices.
-fn branches_of(
-    optional: &[String],
-    least: Option<usize>,
-    most: Option<usize>,
-) -> Option<Vec<Value>> {
+fn branches_of(optional: &[String], min: Option<usize>, max: Option<usize>) -> Option<Vec<Value>> {
     let count = optional.len();
     let mut branches = Vec::new();
     let absent = |names: &mut dyn Iterator<Item = &String>| -> Object {
         names.map(|name| (name.clone(), Value::Bool(false))).collect()
     };
-    let sizes = match (least, most) {
-        (Some(least), Some(most)) => least..=most,
+    let sizes = match (min, max) {
+        (Some(min), Some(max)) => min..=max,
         (Some(size), None) | (None, Some(size)) => size..=size,
         (None, None) => return Some(branches),
     };
@@ -161,7 +155,7 @@ fn branches_of(
             let required: Vec<&String> = chosen.iter().map(|at| &optional[*at]).collect();
             let last = chosen.last().copied().unwrap_or(0);
             let others = optional.iter().enumerate().filter(|(at, _)| !is_chosen(at));
-            branches.push(match (least, most) {
+            branches.push(match (min, max) {
                 // The chosen properties are the first that are present. Later ones may be present
                 // as well.
                 (Some(_), None) => {

@@ -176,7 +176,7 @@ impl AllowedNames {
 
 /// Names that `format`, `pattern` and lengths describe. Only the first of these is enforced.
 fn matching_names(map: &Object) -> AllowedNames {
-    let (least, most) = (count(map, "minLength").unwrap_or(0), count(map, "maxLength"));
+    let (min, max) = (count(map, "minLength").unwrap_or(0), count(map, "maxLength"));
     let format =
         map.get("format").and_then(Value::as_str).filter(|format| FORMATS.contains(format));
     let format = format.and_then(format_pattern).map(|pattern| (format!("^(?:{pattern})$"), true));
@@ -184,11 +184,11 @@ fn matching_names(map: &Object) -> AllowedNames {
     let has_pattern = pattern.is_some();
     let pattern = pattern.and_then(|pattern| match for_grammar(pattern) {
         Some(pattern) => Some((pattern, true)),
-        None => Some((widened(pattern, (least, most))?, false)),
+        None => Some((widened(pattern, (min, max))?, false)),
     });
-    let length = (least > 0 || most.is_some()).then(|| {
-        let most = most.map_or(String::new(), |most| most.to_string());
-        (format!("^(?s:.){{{least},{most}}}$"), true)
+    let length = (min > 0 || max.is_some()).then(|| {
+        let max = max.map_or(String::new(), |max| max.to_string());
+        (format!("^(?s:.){{{min},{max}}}$"), true)
     });
     let asked = [format.is_some(), has_pattern, length.is_some()]
         .into_iter()

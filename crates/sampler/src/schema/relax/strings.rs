@@ -35,11 +35,11 @@ impl<'a> Relaxer<'a> {
             out.insert("format".into(), format.into());
         }
         let integer = INTEGER_FORMATS.iter().find(|(name, ..)| Some(*name) == format);
-        if let (Some((_, least, most)), true) =
+        if let (Some((_, min, max)), true) =
             (integer, allows(map, "integer") && map.contains_key("type"))
         {
-            set_bound(out, ["minimum", "exclusiveMinimum"], *least);
-            set_bound(out, ["maximum", "exclusiveMaximum"], *most);
+            set_bound(out, ["minimum", "exclusiveMinimum"], *min);
+            set_bound(out, ["maximum", "exclusiveMaximum"], *max);
         }
         let pattern = map.get("pattern").and_then(Value::as_str).filter(|_| allows(map, "string"));
         let Some(pattern) = pattern else { return true };

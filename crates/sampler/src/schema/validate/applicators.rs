@@ -255,7 +255,7 @@ impl<'a> Validator<'a> {
         }
         let bound = |keyword: &str| map.get(keyword).and_then(Value::as_f64);
         let is_valid = f64::from(found) >= bound("minContains").unwrap_or(1.0)
-            && bound("maxContains").is_none_or(|most| f64::from(found) <= most);
+            && bound("maxContains").is_none_or(|max| f64::from(found) <= max);
         if !is_valid {
             self.fail("contains", pointer);
         }

@@ -195,11 +195,11 @@ fn check_dependencies(given: &Value, value: &Value) -> bool {
     })
 }
 
-fn check_count(keyword: &str, given: &Value, count: usize, [least, most]: [&str; 2]) -> bool {
+fn check_count(keyword: &str, given: &Value, count: usize, [min, max]: [&str; 2]) -> bool {
     let Some(bound) = given.as_f64() else { return true };
     match keyword {
-        keyword if keyword == least => count as f64 >= bound,
-        keyword if keyword == most => count as f64 <= bound,
+        keyword if keyword == min => count as f64 >= bound,
+        keyword if keyword == max => count as f64 <= bound,
         _ => true,
     }
 }
@@ -213,16 +213,16 @@ fn check_number(
     let Some(number) = number else { return true };
     let bound = |keyword: &str| map.get(keyword).and_then(Value::as_f64);
     match (keyword, given) {
-        ("minimum", _) => given.as_f64().is_none_or(|least| number >= least),
-        ("maximum", _) => given.as_f64().is_none_or(|most| number <= most),
+        ("minimum", _) => given.as_f64().is_none_or(|min| number >= min),
+        ("maximum", _) => given.as_f64().is_none_or(|max| number <= max),
         ("exclusiveMinimum", Value::Bool(is)) => {
-            !is || bound("minimum").is_none_or(|least| number > least)
+            !is || bound("minimum").is_none_or(|min| number > min)
         }
         ("exclusiveMaximum", Value::Bool(is)) => {
-            !is || bound("maximum").is_none_or(|most| number < most)
+            !is || bound("maximum").is_none_or(|max| number < max)
         }
-        ("exclusiveMinimum", _) => given.as_f64().is_none_or(|least| number > least),
-        ("exclusiveMaximum", _) => given.as_f64().is_none_or(|most| number < most),
+        ("exclusiveMinimum", _) => given.as_f64().is_none_or(|min| number > min),
+        ("exclusiveMaximum", _) => given.as_f64().is_none_or(|max| number < max),
         ("multipleOf", _) => given.as_f64().is_none_or(|of| of <= 0.0 || is_multiple(number, of)),
         _ => true,
     }

@@ -6,7 +6,7 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::anthropic::{Block, MessagesResponse, Usage};
-use puna_api::native::{DebugInfo, ToolCall};
+use puna_api::ollama::{DebugInfo, ToolCall};
 use serde_json::{Map, Value, json as value};
 
 use super::SEARCH;

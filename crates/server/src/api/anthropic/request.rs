@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use puna_api::anthropic::{Message, MessagesRequest, OutputFormat, Tool};
-use puna_api::native::{self, Image, Think, ToolCall, ToolCallFunction};
+use puna_api::ollama::{self, Image, Think, ToolCall, ToolCallFunction};
 use puna_sampler::Constraint;
 use serde_json::{Map, Value, json as value};
 
@@ -137,7 +137,7 @@ fn format(format: OutputFormat) -> Result<Option<Constraint>, ApiError> {
 
 /// Converts the tools. Web search hides a client function of the same name, and ignored tools are
 /// left out.
-fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, ApiError> {
+fn tools(tools: &[Tool]) -> Result<Vec<ollama::Tool>, ApiError> {
     let searches = |tool: &Tool| tool.kind.starts_with(SEARCH);
     let any_searches = tools.iter().any(searches);
     let offered =
@@ -149,7 +149,7 @@ fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, ApiError> {
 }
 
 /// Converts a tool of the client. Predefined tools without a schema get the predefined one.
-fn function_tool(tool: &Tool) -> Result<native::Tool, ApiError> {
+fn function_tool(tool: &Tool) -> Result<ollama::Tool, ApiError> {
     let is_known = matches!(tool.kind.as_str(), "" | "custom" | "function")
         || predefined_tools::definition(&tool.kind).is_some();
     if !is_known && tool.input_schema.is_null() {
@@ -190,11 +190,11 @@ fn function_tool(tool: &Tool) -> Result<native::Tool, ApiError> {
 }
 
 /// Returns the function for Anthropic's web search.
-fn search_tool() -> native::Tool {
+fn search_tool() -> ollama::Tool {
     let query = value!({"type": "string", "description": "What to search for"});
     let parameters =
         value!({"type": "object", "properties": {"query": query}, "required": ["query"]});
-    native::Tool(value!({"type": "function", "function": {
+    ollama::Tool(value!({"type": "function", "function": {
         "name": SEARCH, "description": "Search the web for current information", "parameters": parameters,
     }}))
 }
@@ -208,7 +208,7 @@ fn is_volatile(text: &str) -> bool {
 }
 
 /// Returns the system message: its blocks joined by blank lines, without volatile blocks.
-fn system(system: &Value) -> Result<Option<native::Message>, ApiError> {
+fn system(system: &Value) -> Result<Option<ollama::Message>, ApiError> {
     let text = match system {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
@@ -224,15 +224,15 @@ fn system(system: &Value) -> Result<Option<native::Message>, ApiError> {
         }
         _ => return Err(ApiError::bad_request("system must be a string or a list of text blocks")),
     };
-    Ok(Some(text).filter(|text| !text.is_empty()).map(|text| native::Message::text("system", text)))
+    Ok(Some(text).filter(|text| !text.is_empty()).map(|text| ollama::Message::text("system", text)))
 }
 
 /// Builder of the canonical messages for one message.
 #[derive(Default)]
 struct MessageBuilder {
-    message: native::Message,
+    message: ollama::Message,
     /// Results of tool calls, which become separate messages.
-    results: Vec<native::Message>,
+    results: Vec<ollama::Message>,
     /// Whether the previous block was text.
     follows_text: bool,
 }
@@ -242,7 +242,7 @@ struct MessageBuilder {
 fn convert(
     message: &Message,
     calls: &HashMap<&str, &str>,
-    out: &mut Vec<native::Message>,
+    out: &mut Vec<ollama::Message>,
 ) -> Result<(), ApiError> {
     let mut builder = MessageBuilder::default();
     builder.message.role = message.role.to_lowercase();
@@ -293,7 +293,7 @@ impl MessageBuilder {
             kind @ ("tool_use" | "server_tool_use") => self.add_call(kind, block)?,
             "tool_result" => {
                 let mut result =
-                    native::Message { role: "tool".into(), ..native::Message::default() };
+                    ollama::Message { role: "tool".into(), ..ollama::Message::default() };
                 result.tool_call_id = text("tool_use_id").to_owned();
                 result.tool_name =
                     calls.get(result.tool_call_id.as_str()).copied().unwrap_or_default().to_owned();
@@ -305,7 +305,7 @@ impl MessageBuilder {
             }
             "web_search_tool_result" => {
                 let mut result =
-                    native::Message::text("tool", search_results_text(&block["content"]));
+                    ollama::Message::text("tool", search_results_text(&block["content"]));
                 result.tool_call_id = text("tool_use_id").to_owned();
                 result.tool_name = SEARCH.into();
                 self.results.push(result);
@@ -354,7 +354,7 @@ fn function_names(messages: &[Message]) -> HashMap<&str, &str> {
 }
 
 /// Adds the content of a tool result to `result`.
-fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), ApiError> {
+fn tool_result(content: &Value, result: &mut ollama::Message) -> Result<(), ApiError> {
     match content {
         Value::Null => {}
         Value::String(text) => result.content.clone_from(text),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{Think, ToolChoice};
+use puna_api::ollama::{Think, ToolChoice};
 use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ fn thinking_takes_precedence_over_effort() {
 #[test]
 fn system_blocks_become_the_first_message_joined_by_blank_lines() {
     let first = |system| request(json!({"system": system})).map(|chat| chat.messages()[0].clone());
-    let want = puna_api::native::Message::text("system", "Be brief.");
+    let want = puna_api::ollama::Message::text("system", "Be brief.");
     assert_eq!(first(json!("Be brief.")).unwrap(), want);
     let cached = json!([{"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "brief."}]);
     assert_eq!(first(cached).unwrap().content, "Be\n\nbrief.");

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use puna_api::native::{ChatResponse, DebugInfo, GenerateResponse, Message, ToolCall};
+use puna_api::ollama::{ChatResponse, DebugInfo, GenerateResponse, Message, ToolCall};
 use serde::Serialize;
 
 use crate::api::answer_events::{CallId, EndedCall};

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use crate::app::{App, store_error};
 use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
-use crate::http::{BodyReader, ErrorResponse, Native};
+use crate::http::{BodyReader, ErrorResponse, Ollama};
 
 /// Bytes of the disk that uploads of callers with limited namespaces leave free.
 const MIN_FREE_BYTES: u64 = 256 << 20;
@@ -23,7 +23,7 @@ const CHANNEL_PIECES: usize = 16;
 pub(crate) async fn head(
     State(app): State<App>,
     Path(digest): Path<String>,
-) -> Result<Response, ErrorResponse<Native>> {
+) -> Result<Response, ErrorResponse<Ollama>> {
     let parsed = parse(&digest)?;
     let has_blob = is_visible(&app, parsed).await?;
     match has_blob {
@@ -37,7 +37,7 @@ pub(crate) async fn upload(
     State(app): State<App>,
     Path(digest): Path<String>,
     request: Request,
-) -> Result<Response, ErrorResponse<Native>> {
+) -> Result<Response, ErrorResponse<Ollama>> {
     let digest = parse(&digest)?;
     // The upload replaces a damaged blob.
     let is_visible = is_visible(&app, digest).await?;

@@ -2,19 +2,19 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use puna_api::native::ChatRequest;
+use puna_api::ollama::ChatRequest;
 
 use crate::api::chat::{find_model, prepare, unload_if_requested};
 use crate::api::ollama::{ChatEncoder, convert_chat};
 use crate::api::{collect, respond};
 use crate::app::App;
-use crate::http::{Client, ErrorResponse, Json, Native};
+use crate::http::{Client, ErrorResponse, Json, Ollama};
 
 pub(crate) async fn chat(
     State(app): State<App>,
     client: Client,
-    Json(request, _): Json<Native, ChatRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, ChatRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let (stream, return_adapted) = (request.stream.unwrap_or(true), request.return_adapted);
     let request = convert_chat(request)?;
     let (name, model) = find_model(&app, &request.model).await?;

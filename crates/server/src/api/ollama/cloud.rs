@@ -6,7 +6,7 @@ use axum::response::Response;
 use serde_json::{Value, json as value};
 
 use crate::canonical::ApiError;
-use crate::http::{ErrorFormat, Json, Native, json};
+use crate::http::{ErrorFormat, Json, Ollama, json};
 
 /// `GET /api/status`
 pub(crate) async fn status() -> Response {
@@ -15,17 +15,17 @@ pub(crate) async fn status() -> Response {
 
 /// Accounts: `POST /api/me`, `POST /api/signout`, `DELETE /api/user/keys/…`
 pub(crate) async fn account() -> Response {
-    Native::error(&ApiError::new(501, "not supported: ollama.com accounts"))
+    Ollama::error(&ApiError::new(501, "not supported: ollama.com accounts"))
 }
 
 /// `POST /api/experimental/web_search`
-pub(crate) async fn web_search(_: Json<Native, Value>) -> Response {
-    Native::error(&ApiError::new(403, "ollama cloud is disabled: web search is unavailable"))
+pub(crate) async fn web_search(_: Json<Ollama, Value>) -> Response {
+    Ollama::error(&ApiError::new(403, "ollama cloud is disabled: web search is unavailable"))
 }
 
 /// `POST /api/experimental/web_fetch`
-pub(crate) async fn web_fetch(_: Json<Native, Value>) -> Response {
-    Native::error(&ApiError::new(403, "ollama cloud is disabled: web fetch is unavailable"))
+pub(crate) async fn web_fetch(_: Json<Ollama, Value>) -> Response {
+    Ollama::error(&ApiError::new(403, "ollama cloud is disabled: web fetch is unavailable"))
 }
 
 /// `GET /api/experimental/model-recommendations`

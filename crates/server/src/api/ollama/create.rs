@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use puna_api::native::{CreateRequest, Progress};
+use puna_api::ollama::{CreateRequest, Progress};
 use puna_registry::OutgoingAccess;
 use puna_store::{
     CreateHooks, Digest, FileTemplate, ModelName, ModelRef, ModelSource, Store, StoreError,
@@ -20,7 +20,7 @@ use crate::app::{App, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::{ApiError, RunOptions};
 use crate::file_worker::FileWorker;
-use crate::http::{CallerAccess, ErrorResponse, Json, Native, record_ignored_field};
+use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, Ollama, record_ignored_field};
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
 use crate::scheduler::LoadOptions;
@@ -28,9 +28,9 @@ use crate::version::OLLAMA_VERSION;
 
 pub(crate) async fn create(
     State(app): State<App>,
-    CallerAccess(access): CallerAccess,
-    Json(request, _): Json<Native, CreateRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    CallerOutgoingAccess(access): CallerOutgoingAccess,
+    Json(request, _): Json<Ollama, CreateRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let ModelRef { name, runner, .. } =
         ModelRef::parse(given).map_err(|_| ApiError::bad_request("invalid model name"))?;

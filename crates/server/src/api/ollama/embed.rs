@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use puna_api::native::{
+use puna_api::ollama::{
     EmbedInput, EmbedRequest, EmbedResponse, EmbeddingsRequest, EmbeddingsResponse,
 };
 
@@ -12,14 +12,14 @@ use crate::api::embeddings::{
 };
 use crate::app::App;
 use crate::canonical::{ApiError, EmbedText};
-use crate::http::{Client, ErrorResponse, Json, Native, json};
+use crate::http::{Client, ErrorResponse, Json, Ollama, json};
 use crate::models::names::Name;
 
 pub(crate) async fn embed(
     State(app): State<App>,
     client: Client,
-    Json(request, _): Json<Native, EmbedRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, EmbedRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     if request.model.is_empty() {
         return Err(ApiError::not_found("model '' not found").into());
     }
@@ -52,8 +52,8 @@ pub(crate) async fn embed(
 pub(crate) async fn embeddings(
     State(app): State<App>,
     client: Client,
-    Json(request, _): Json<Native, EmbeddingsRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, EmbeddingsRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     if request.model.is_empty() {
         return Err(ApiError::bad_request("model is required").into());
     }

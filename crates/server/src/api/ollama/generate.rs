@@ -2,20 +2,20 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use puna_api::native::GenerateRequest;
+use puna_api::ollama::GenerateRequest;
 
 use crate::api::completion::{CheckedRequest, check};
 use crate::api::ollama::{GenerateEncoder, convert_generate};
 use crate::api::{collect, respond};
 use crate::app::App;
 use crate::canonical::Task;
-use crate::http::{Client, ErrorResponse, Json, Native};
+use crate::http::{Client, ErrorResponse, Json, Ollama};
 
 pub(crate) async fn generate(
     State(app): State<App>,
     client: Client,
-    Json(request, _): Json<Native, GenerateRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, GenerateRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let stream = request.stream.unwrap_or(true);
     let with_context = !request.raw;
     let encoder = GenerateEncoder::new(request.model.clone(), with_context);

@@ -4,7 +4,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use puna_api::native::{
+use puna_api::ollama::{
     CopyRequest, DeleteRequest, DeleteResponse, ListResponse, ModelDetails, ModelSummary,
     ShowRequest,
 };
@@ -16,12 +16,12 @@ use crate::api::rfc3339;
 use crate::app::{App, api_details, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::ApiError;
-use crate::http::{ErrorResponse, JSON, Json, Native, json};
+use crate::http::{ErrorResponse, JSON, Json, Ollama, json};
 use crate::models::names::Name;
 use crate::remote::Description;
 
 /// `GET /api/tags`
-pub(crate) async fn tags(State(app): State<App>) -> Result<Response, ErrorResponse<Native>> {
+pub(crate) async fn tags(State(app): State<App>) -> Result<Response, ErrorResponse<Ollama>> {
     let (at, caller) = (app.clone(), Caller::current());
     let response = app.store(move |store| {
         let listed = store.listing()?;
@@ -118,8 +118,8 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
 pub(crate) async fn show(
     State(app): State<App>,
     headers: HeaderMap,
-    Json(request, _): Json<Native, ShowRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, ShowRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     if given.is_empty() {
         return Err(ApiError::bad_request("model is required").into());
@@ -145,8 +145,8 @@ pub(crate) async fn show(
 /// `POST /api/copy`
 pub(crate) async fn copy(
     State(app): State<App>,
-    Json(request, _): Json<Native, CopyRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, CopyRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let parse = |what: &str, text: &str| {
         let invalid = |_| ApiError::bad_request(format!("{what} {text:?} is invalid"));
         ModelRef::parse(text).map_err(invalid)
@@ -180,8 +180,8 @@ pub(crate) async fn copy(
 /// `DELETE /api/delete`
 pub(crate) async fn delete(
     State(app): State<App>,
-    Json(request, _): Json<Native, DeleteRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, DeleteRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let given = if request.model.is_empty() { request.name } else { request.model };
     if given.is_empty() {
         return Err(ApiError::bad_request("model is required").into());

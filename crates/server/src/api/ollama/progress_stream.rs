@@ -6,14 +6,14 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream::unfold;
-use puna_api::native::Progress;
+use puna_api::ollama::Progress;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
 use super::push_line;
 use crate::app::App;
 use crate::canonical::ApiError;
-use crate::http::{ErrorResponse, Native, StreamFormat, error_body, json_plain, stream};
+use crate::http::{ErrorResponse, Ollama, StreamFormat, error_body, json_plain, stream};
 use crate::util::shutdown::ShutdownSignal;
 
 /// Capacity, in lines, of the channel to the client.
@@ -31,7 +31,7 @@ pub(crate) async fn respond(
     app: &App,
     lines: mpsc::Receiver<ProgressLine>,
     last_only: bool,
-) -> Result<Response, ErrorResponse<Native>> {
+) -> Result<Response, ErrorResponse<Ollama>> {
     let mut lines = ProgressStream {
         lines,
         shutdown: app.shutdown_signal().clone(),

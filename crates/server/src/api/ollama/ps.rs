@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use puna_api::native::{ProcessResponse, RunningModel};
+use puna_api::ollama::{ProcessResponse, RunningModel};
 
 use crate::api::rfc3339;
 use crate::app::App;

@@ -1,6 +1,6 @@
 //! Converts requests of `POST /api/generate` and `POST /api/chat` to the canonical request.
 
-use puna_api::native::{ChatRequest, GenerateRequest};
+use puna_api::ollama::{ChatRequest, GenerateRequest};
 
 use crate::api::generation_request::GenerationRequest;
 use crate::api::{check_readable, format, hide_unreadable_images, logprobs, prompt_logprobs};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use puna_api::native::{Message, RunnerManifest, ShowRequest, ShowResponse, TensorInfo};
+use puna_api::ollama::{Message, RunnerManifest, ShowRequest, ShowResponse, TensorInfo};
 use puna_gguf::{Array, Gguf, Value as Meta};
 use puna_store::{ChildList, Manifest, Model, StoredChild, Weights, embedded, format_parameters};
 use serde_json::{Map, Value, json};

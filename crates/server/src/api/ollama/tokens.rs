@@ -4,21 +4,21 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::KeepAlive;
-use puna_api::native::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
+use puna_api::ollama::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
 use serde_json::{Map, Value};
 
 use crate::api::Times;
 use crate::api::chat;
 use crate::app::App;
 use crate::canonical::{ApiError, Event, Task, TokenizeTask};
-use crate::http::{Client, ErrorResponse, Json, Native, json};
+use crate::http::{Client, ErrorResponse, Json, Ollama, json};
 use crate::options::RequestOptions;
 
 pub(crate) async fn tokenize(
     State(app): State<App>,
     client: Client,
-    Json(request, _): Json<Native, TokenizeRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, TokenizeRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let TokenizeRequest { model, text, content, add_special, parse_special, keep_alive, options } =
         request;
     if !model.is_empty() && text.is_some() && content.is_some() {
@@ -40,8 +40,8 @@ pub(crate) async fn tokenize(
 pub(crate) async fn detokenize(
     State(app): State<App>,
     client: Client,
-    Json(request, _): Json<Native, DetokenizeRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    Json(request, _): Json<Ollama, DetokenizeRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let DetokenizeRequest { model, tokens, keep_alive, options } = request;
     let task = Task::Detokenize(tokens.map_or_else(|| missing_field(&model, "tokens"), Ok)?);
     let (event, times) = run_task(&app, client, &model, options, keep_alive, task).await?;

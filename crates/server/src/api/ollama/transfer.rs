@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use puna_api::native::{Progress, PullRequest};
+use puna_api::ollama::{Progress, PullRequest};
 use puna_registry::{FileUrl, Options, OutgoingAccess, RegistryError, Report};
 use puna_store::ModelRef;
 use tokio::sync::mpsc;
@@ -11,15 +11,15 @@ use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use crate::app::App;
 use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
-use crate::http::{CallerAccess, ErrorResponse, Json, Native};
+use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, Ollama};
 use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
 
 /// `POST /api/pull`
 pub(crate) async fn pull(
     State(app): State<App>,
-    CallerAccess(access): CallerAccess,
-    Json(request, _): Json<Native, PullRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    CallerOutgoingAccess(access): CallerOutgoingAccess,
+    Json(request, _): Json<Ollama, PullRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     if let Some(file) = FileUrl::parse(given) {
         let file = file.map_err(ApiError::bad_request)?;
@@ -45,9 +45,9 @@ pub(crate) async fn pull(
 /// `POST /api/push`
 pub(crate) async fn push(
     State(app): State<App>,
-    CallerAccess(access): CallerAccess,
-    Json(request, _): Json<Native, PullRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
+    CallerOutgoingAccess(access): CallerOutgoingAccess,
+    Json(request, _): Json<Ollama, PullRequest>,
+) -> Result<Response, ErrorResponse<Ollama>> {
     if request.model.is_empty() && request.name.is_empty() {
         return Err(ApiError::bad_request("model is required").into());
     }

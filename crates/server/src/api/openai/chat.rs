@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use puna_api::native::{DebugInfo, Logprob};
+use puna_api::ollama::{DebugInfo, Logprob};
 use puna_api::openai::{
     AnswerMessage, ChatCompletion, ChatCompletionChunk, Choice, ChoiceLogprobs, ChunkChoice, Delta,
     ToolCall, ToolCallFunction, Usage,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use puna_api::native::{Logprob, PromptLogprob};
+use puna_api::ollama::{Logprob, PromptLogprob};
 use puna_api::openai::{
     Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, CompletionRequest, Usage,
 };

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use puna_api::native::Tool;
+use puna_api::ollama::Tool;
 use serde_json::{Map, Value, json};
 
 use super::hosted::ignored_kind;

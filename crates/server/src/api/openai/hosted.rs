@@ -1,6 +1,6 @@
 //! Hosted tools, which OpenAI's service runs itself. Puna provides none of them.
 
-use puna_api::native::Tool;
+use puna_api::ollama::Tool;
 
 /// Type prefixes of tools that agents list by default but do not require. The server ignores these
 /// tools, and a header of the answer names them.

@@ -9,7 +9,7 @@ mod request;
 pub(crate) mod responses;
 pub(crate) mod routes;
 
-use puna_api::native::PromptLogprob;
+use puna_api::ollama::PromptLogprob;
 use puna_api::openai::{
     ChatCompletionRequest, CompletionTokensDetails, CustomCall, PromptLogprobs,
     PromptTokensDetails, ToolCall, ToolCallFunction, Usage,
@@ -70,7 +70,7 @@ fn add_usage(usage: &mut Option<Usage>, done: &GenerationSummary, cached: &mut O
     }
     let usage = usage.get_or_insert_default();
     let before = usage.prompt_tokens_details.map_or(0, |details| details.cached_tokens);
-    let smallest = cached.map_or(done.cached_tokens, |least| least.min(done.cached_tokens));
+    let smallest = cached.map_or(done.cached_tokens, |min| min.min(done.cached_tokens));
     let cached_tokens = before - cached.unwrap_or(0) + smallest;
     usage.prompt_tokens_details =
         (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens });

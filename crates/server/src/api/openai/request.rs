@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use puna_api::native::{self, Image, Think, ToolCallFunction};
+use puna_api::ollama::{self, Image, Think, ToolCallFunction};
 use puna_api::openai::{
     ChatCompletionRequest, JsonSchema, Message, ResponseFormat, ThinkingSwitch, ToolCall,
 };
@@ -162,7 +162,7 @@ fn options(request: &ChatCompletionRequest) -> Result<RequestOptions, ApiError> 
 }
 
 /// Converts the messages. A tool result without a name gets the name of its call.
-fn messages(messages: &[Message]) -> Result<Vec<native::Message>, ApiError> {
+fn messages(messages: &[Message]) -> Result<Vec<ollama::Message>, ApiError> {
     let mut all = Vec::with_capacity(messages.len());
     // The last call with an id wins.
     let calls = messages.iter().flat_map(|m| &m.tool_calls);
@@ -172,7 +172,7 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, ApiError> {
     };
     let function_names: HashMap<_, _> = calls.map(|call| (call.id.as_str(), name(call))).collect();
     for (at, message) in messages.iter().enumerate() {
-        let mut native = native::Message {
+        let mut native = ollama::Message {
             role: message.role.clone(),
             thinking: [&message.reasoning, &message.reasoning_content]
                 .into_iter()
@@ -182,7 +182,7 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, ApiError> {
             tool_calls: tool_calls(at, &message.tool_calls)?,
             tool_call_id: message.tool_call_id.clone(),
             tool_name: message.name.clone(),
-            ..native::Message::default()
+            ..ollama::Message::default()
         };
         if native.tool_name.is_empty() && message.role == "tool" {
             native.tool_name =
@@ -207,7 +207,7 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, ApiError> {
 }
 
 /// Converts the calls of the message at index `message`.
-fn tool_calls(message: usize, calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, ApiError> {
+fn tool_calls(message: usize, calls: &[ToolCall]) -> Result<Vec<ollama::ToolCall>, ApiError> {
     let invalid = |at: usize, text: String| {
         ApiError::bad_request(format!("messages[{message}].tool_calls[{at}]: {text}"))
     };
@@ -216,7 +216,7 @@ fn tool_calls(message: usize, calls: &[ToolCall]) -> Result<Vec<native::ToolCall
 }
 
 /// Converts a call of a function or a custom tool.
-fn tool_call(call: &ToolCall) -> Result<native::ToolCall, String> {
+fn tool_call(call: &ToolCall) -> Result<ollama::ToolCall, String> {
     let (name, arguments) = match (call.kind.as_str(), &call.custom) {
         ("" | "custom", Some(custom)) if !custom.name.is_empty() => {
             (custom.name.clone(), arguments_of(&custom.input))
@@ -233,7 +233,7 @@ fn tool_call(call: &ToolCall) -> Result<native::ToolCall, String> {
         (other, _) => return Err(format!("unknown type {other:?}: use function or custom")),
     };
     let function = ToolCallFunction { index: call.index, name, arguments };
-    Ok(native::ToolCall { id: call.id.clone(), function })
+    Ok(ollama::ToolCall { id: call.id.clone(), function })
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -247,7 +247,7 @@ pub(crate) fn has_sound(messages: &[Message]) -> bool {
 }
 
 /// Joins text parts by blank lines and adds images and audio in order.
-fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), ApiError> {
+fn content_parts(parts: &[Value], message: &mut ollama::Message) -> Result<(), ApiError> {
     let invalid = || ApiError::bad_request("invalid message format");
     let mut texts = Vec::new();
     for part in parts {

@@ -100,7 +100,7 @@ pub(crate) async fn completions(
         let loaded = model_request.load(&task_app, client).await?;
         let mut read = Vec::new();
         for (i, tokens) in wanted.unread() {
-            read.push((i, loaded.text(tokens).await?));
+            read.push((i, loaded.detokenize(tokens).await?));
         }
         Ok((loaded.run_all(wanted.generations(&first)?).await?, read))
     };

@@ -54,7 +54,7 @@ impl TestServer {
         self.connect_over(TcpStream::connect(self.address).await?, trusted).await
     }
 
-    /// The same over an open connection.
+    /// Performs a handshake on an open connection.
     async fn connect_over(
         &self,
         stream: TcpStream,

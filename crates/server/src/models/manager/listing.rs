@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use puna_api::native::ModelDetails;
+use puna_api::ollama::ModelDetails;
 
 use crate::runner::protocol::{Counts, Heartbeat};
 use crate::scheduler::{ModelKey, Phase};

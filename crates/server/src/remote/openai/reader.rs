@@ -1,6 +1,6 @@
 //! Reads the streamed response of an OpenAI-compatible server.
 
-use puna_api::native::{Logprob, TopLogprob};
+use puna_api::ollama::{Logprob, TopLogprob};
 use puna_prompt::JsonPrefix;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;

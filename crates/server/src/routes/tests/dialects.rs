@@ -5,7 +5,7 @@ use axum::http::Request;
 use serde_json::{Value, json};
 
 use super::{TestResponse, TestServer};
-use crate::auth::{Access, KeyFile, Scope};
+use crate::auth::{KeyFile, RouteRequirement, Scope};
 use crate::http::Dialect;
 use crate::routes;
 use crate::routes::table::Route;
@@ -41,7 +41,7 @@ async fn a_missing_key_is_reported_in_the_dialect_of_the_route() {
         file.add("a", vec![Scope::Inference]).unwrap();
         file.write(&config.keys).unwrap();
     });
-    for route in routes::all().iter().filter(|route| route.access != Access::Open) {
+    for route in routes::all().iter().filter(|route| route.requirement != RouteRequirement::Open) {
         for method in route.methods.iter().filter(|method| **method != "HEAD") {
             let refused = send(&server, method, route, &[]).await;
             assert_eq!(refused.status, 401, "{method} {}", route.path);

@@ -4,9 +4,9 @@ use std::io;
 
 use super::*;
 use crate::file_worker::FileWorker;
-use crate::runner::generator::LoadError;
 use crate::runner::launch::RunnerProcess;
 use crate::runner::protocol::{LoadSpec, MemoryParts};
+use crate::runner::runner_model::LoadError;
 
 /// A launcher with file workers that run a shell script.
 struct ScriptLauncher {

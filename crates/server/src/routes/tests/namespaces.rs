@@ -5,7 +5,7 @@ use puna_mirror::{Grant, Permission, REGISTRY_ROUTES, RegistryRoute, Resource};
 
 use super::*;
 use crate::auth::caller::ModelAccess;
-use crate::auth::{Access, KeyFile, Scope};
+use crate::auth::{KeyFile, RouteRequirement, Scope};
 use crate::routes::table::Route;
 
 const SECRET: &str = "ANNA-PRIVATE-SYSTEM";
@@ -91,7 +91,7 @@ async fn a_confined_key_learns_nothing_of_other_namespaces_on_any_route() {
     let SharedServer { bob, admin, .. } = &shared;
     let mut rules = Vec::new();
     for route in routes::all() {
-        let Access::Requires(scope, models) = route.access else { continue };
+        let RouteRequirement::Requires(scope, models) = route.requirement else { continue };
         if models == ModelAccess::Server {
             for method in route.methods {
                 let denied = shared.call_route(bob, &route, method, "bob/own").await;
@@ -139,7 +139,9 @@ async fn a_confined_key_uses_its_own_and_common_models_on_every_route() {
     let shared = SharedServer::new().await;
     for model in ["bob/own", "cria"] {
         for route in routes::all() {
-            let Access::Requires(_, ModelAccess::Uses) = route.access else { continue };
+            let RouteRequirement::Requires(_, ModelAccess::Uses) = route.requirement else {
+                continue;
+            };
             let method = route.methods[route.methods.len() - 1];
             let answer = shared.call_route(&shared.bob, &route, method, model).await;
             let status = answer.status.as_u16();

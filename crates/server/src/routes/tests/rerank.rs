@@ -120,7 +120,7 @@ async fn wrong_rerank_requests_are_refused_with_advice() {
         error("/v1/embeddings", embed).await,
         "\"ranker\" does not support embeddings: it is a reranker, use POST /api/rerank"
     );
-    assert_eq!(server.fake.ranked.load(Ordering::Relaxed), 0);
+    assert_eq!(server.fake.rerank.load(Ordering::Relaxed), 0);
     let shown = server.post("/api/show", json!({"model": "ranker"})).await.json();
     assert_eq!(shown["capabilities"], json!(["rerank"]));
 }

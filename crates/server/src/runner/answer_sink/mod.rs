@@ -14,9 +14,9 @@ use puna_prompt::{FunctionCall, OutputParser, OutputPart, OutputStage};
 
 pub(super) use summary::summary_without_tokens;
 
-use super::generator::Generator;
+use super::runner_model::RunnerModel;
 use super::schema_check::AnswerChecks;
-use super::task_handle::Handle;
+use super::task_handle::TaskHandle;
 use crate::canonical::{ApiError, Event};
 
 /// Number of repetitions of one token's text after which the answer ends: a model that repeats it
@@ -28,8 +28,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Sink of a generation: receives the engine's events and sends the answer's events.
 pub(super) struct AnswerSink {
-    handle: Handle,
-    generator: Arc<dyn Generator>,
+    handle: TaskHandle,
+    model: Arc<dyn RunnerModel>,
     parser: Option<OutputParser>,
     /// Whether the answer has a constraint.
     has_constraint: bool,
@@ -80,13 +80,13 @@ pub(super) struct AnswerSink {
 
 impl AnswerSink {
     pub(super) fn new(
-        handle: Handle,
-        generator: Arc<dyn Generator>,
+        handle: TaskHandle,
+        model: Arc<dyn RunnerModel>,
         parser: Option<OutputParser>,
     ) -> Self {
         Self {
             handle,
-            generator,
+            model,
             parser,
             has_constraint: false,
             calls: 0,
@@ -249,8 +249,8 @@ impl Sink for AnswerSink {
     /// continues.
     fn forced(&mut self) -> Vec<u32> {
         if self.has_called() {
-            let ends = self.generator.model_info().end_texts.iter();
-            return ends.filter_map(|end| self.generator.control_token(end)).take(1).collect();
+            let ends = self.model.model_info().end_texts.iter();
+            return ends.filter_map(|end| self.model.control_token(end)).take(1).collect();
         }
         let is_spent = self.think_budget.is_some_and(|budget| self.thought_tokens >= budget);
         if !is_spent || !self.is_thinking() {
@@ -278,7 +278,7 @@ impl Sink for AnswerSink {
             return Vec::new();
         };
         let cancelled = self.handle.cancelled();
-        self.generator.encode_parts(&[(&end, true)], cancelled).unwrap_or_default()
+        self.model.encode_parts(&[(&end, true)], cancelled).unwrap_or_default()
     }
 
     /// Stop strings are ignored in the reasoning and in the blank text after it, which is not part

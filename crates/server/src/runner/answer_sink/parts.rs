@@ -1,7 +1,7 @@
 //! Separates reasoning, answer and tool calls, and sends their events.
 
 use puna_api::json::MAX_DEPTH;
-use puna_api::native::Logprob;
+use puna_api::ollama::Logprob;
 use puna_engine::FinishReason;
 use puna_prompt::{FunctionCall, OutputPart};
 use serde_json::{Value, json};

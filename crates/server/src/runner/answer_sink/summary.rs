@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{Logprob, PromptLogprob, PromptTopLogprob, TopLogprob};
+use puna_api::ollama::{Logprob, PromptLogprob, PromptTopLogprob, TopLogprob};
 use puna_engine::{FinishReason as EngineFinishReason, GenerationStats, PromptToken};
 use puna_sampler::TokenLogprobs;
 
@@ -16,7 +16,7 @@ const CACHE_MISS_CONTEXT_TOKENS: usize = 16;
 impl AnswerSink {
     pub(super) fn logprob(&self, token: u32, logprobs: &TokenLogprobs) -> Logprob {
         let text = |token| {
-            let bytes = self.generator.token_bytes(token);
+            let bytes = self.model.token_bytes(token);
             (String::from_utf8_lossy(&bytes).into_owned(), bytes)
         };
         let top = |(token, logprob): &(u32, f32)| {
@@ -29,7 +29,7 @@ impl AnswerSink {
     }
 
     pub(super) fn prompt_logprob(&self, prompt_token: &PromptToken) -> PromptLogprob {
-        let text = |token| String::from_utf8_lossy(&self.generator.token_bytes(token)).into_owned();
+        let text = |token| String::from_utf8_lossy(&self.model.token_bytes(token)).into_owned();
         let top = prompt_token.logprobs.iter().flat_map(|logprobs| &logprobs.top);
         let top = top.map(|&(id, logprob)| PromptTopLogprob { token: text(id), id, logprob });
         PromptLogprob {
@@ -37,7 +37,7 @@ impl AnswerSink {
             id: prompt_token.token,
             logprob: prompt_token.logprobs.as_ref().map(|logprobs| logprobs.logprob),
             rank: prompt_token.rank,
-            bytes: self.generator.token_bytes(prompt_token.token),
+            bytes: self.model.token_bytes(prompt_token.token),
             top_logprobs: top.collect(),
         }
     }
@@ -51,9 +51,9 @@ impl AnswerSink {
             return;
         }
         let before =
-            self.generator.decode(&stats.tokens[at.saturating_sub(CACHE_MISS_CONTEXT_TOKENS)..at]);
+            self.model.decode(&stats.tokens[at.saturating_sub(CACHE_MISS_CONTEXT_TOKENS)..at]);
         let behind =
-            self.generator.decode(&stats.tokens[at..prompt.min(at + CACHE_MISS_CONTEXT_TOKENS)]);
+            self.model.decode(&stats.tokens[at..prompt.min(at + CACHE_MISS_CONTEXT_TOKENS)]);
         let task = self.handle.id;
         tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "prompt differs from the prefix cache");
     }
@@ -103,7 +103,7 @@ impl AnswerSink {
     }
 
     fn without_bos(&self, mut tokens: Vec<u32>) -> Vec<u32> {
-        if tokens.first().is_some_and(|token| self.generator.is_bos(*token)) {
+        if tokens.first().is_some_and(|token| self.model.is_bos(*token)) {
             tokens.remove(0);
         }
         tokens

@@ -444,26 +444,26 @@ impl GrammarWriter<'_> {
         let items = all_of(items);
         let bound =
             |key| choice.0.iter().filter_map(move |schema| schema.get(key).and_then(Value::as_u64));
-        let least = bound("minItems").max().unwrap_or(0);
-        let most = bound("maxItems").min();
+        let min = bound("minItems").max().unwrap_or(0);
+        let max = bound("maxItems").min();
         let empty = "\"[]\"".to_owned();
-        let Some(item) = self.value(&items)?.filter(|_| most != Some(0)) else {
-            return if least == 0 {
+        let Some(item) = self.value(&items)?.filter(|_| max != Some(0)) else {
+            return if min == 0 {
                 Ok(empty)
             } else {
                 Err("minItems requires items, but no value matches items".into())
             };
         };
-        let most =
-            most.map(|most| most.checked_sub(least.max(1)).ok_or("minItems is more than maxItems"));
-        let times = match (least.saturating_sub(1), most.transpose()?) {
+        let max =
+            max.map(|max| max.checked_sub(min.max(1)).ok_or("minItems is more than maxItems"));
+        let times = match (min.saturating_sub(1), max.transpose()?) {
             (few, None) => format!("{{{few},}}"),
             (few, Some(more)) if few + more == 0 => String::new(),
             (few, Some(more)) => format!("{{{few},{}}}", few + more),
         };
         let following = if times.is_empty() { times } else { format!("(\",\" {item}){times}") };
         let full = format!("\"[\" {item} {following} \"]\"");
-        Ok(if least == 0 { format!("({empty} | {full})") } else { full })
+        Ok(if min == 0 { format!("({empty} | {full})") } else { full })
     }
 }
 

@@ -223,8 +223,7 @@ fn fits(value: &Value, schema: &Value, root: &Value) -> bool {
             && map.get("pattern").is_none_or(|pattern| pattern == "^[A-Z]{4}$" && code(text))
     });
     let bounds = value.as_f64().is_none_or(|n| {
-        number("minimum").is_none_or(|least| n >= least)
-            && number("maximum").is_none_or(|most| n <= most)
+        number("minimum").is_none_or(|min| n >= min) && number("maximum").is_none_or(|max| n <= max)
     });
     let items = value.as_array().is_none_or(|all| {
         let count = all.len() as f64;

@@ -97,7 +97,7 @@ pub(crate) fn inherited_mode() -> SandboxMode {
 ///
 /// The calling thread must be the only one: Landlock restricts the calling thread and the threads
 /// that it starts later. A restriction that the system does not offer is reported, not an error.
-pub fn close(mode: SandboxMode, files: &[PathBuf], folders: &[PathBuf]) -> Sandbox {
+pub fn enter(mode: SandboxMode, files: &[PathBuf], folders: &[PathBuf]) -> Sandbox {
     if mode == SandboxMode::Off {
         let report = SandboxReport { is_off: true, ..SandboxReport::default() };
         return Sandbox { report, ..Sandbox::default() };
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_sandbox_that_is_off_restricts_nothing_and_says_so() {
-        let sandbox = close(SandboxMode::Off, &[], &[]);
+        let sandbox = enter(SandboxMode::Off, &[], &[]);
         assert_eq!((sandbox.report.to_string(), sandbox.refusal), ("off".to_owned(), None));
         assert!(sandbox.report.active.is_empty() && sandbox.report.missing.is_empty());
     }

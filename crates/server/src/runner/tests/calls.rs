@@ -1,6 +1,6 @@
 //! Tests of tool calls in the answers of a runner.
 
-use puna_api::native::Tool;
+use puna_api::ollama::Tool;
 use serde_json::json;
 
 use super::*;
@@ -249,7 +249,7 @@ async fn every_call_of_a_list_is_streamed() {
 async fn a_forced_call_of_the_embedded_model_is_streamed() {
     let connection = loaded_file(None, 512).await;
     let Task::Generate(mut generate) = task("", 100, 4, true, true) else { panic!() };
-    let question = puna_api::native::Message {
+    let question = puna_api::ollama::Message {
         role: "user".into(),
         content: "What is the weather in Paris?".into(),
         ..Default::default()
@@ -259,7 +259,7 @@ async fn a_forced_call_of_the_embedded_model_is_streamed() {
     let tool =
         json!({"type": "function", "function": {"name": "get_weather", "parameters": parameters}});
     generate.input = Input::Chat { messages: vec![question], tools: vec![Tool(tool)] };
-    generate.tool_choice = puna_api::native::ToolChoice::Required;
+    generate.tool_choice = puna_api::ollama::ToolChoice::Required;
     generate.parallel_tool_calls = false;
     generate.options.sampling.temperature = 0.0;
     generate.stream_calls = true;
@@ -284,7 +284,7 @@ async fn a_forced_call_of_the_embedded_model_is_streamed() {
 
 #[tokio::test]
 async fn a_forced_answer_ends_when_a_call_is_repeated() {
-    use puna_api::native::ToolChoice::{Named, Required};
+    use puna_api::ollama::ToolChoice::{Named, Required};
     let connection = loaded_file(None, 2048).await;
     let schema = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]});
     let tool =
@@ -293,9 +293,9 @@ async fn a_forced_answer_ends_when_a_call_is_repeated() {
         [(Named("get_weather".into()), true), (Required, true), (Required, false)]
     {
         let Task::Generate(mut generate) = task("", 600, 4, true, true) else { panic!() };
-        let question = puna_api::native::Message::text("user", "What is the weather in Paris?");
+        let question = puna_api::ollama::Message::text("user", "What is the weather in Paris?");
         generate.input = Input::Chat { messages: vec![question], tools: vec![Tool(tool.clone())] };
-        let most = if choice == Required { 2 } else { 1 };
+        let max = if choice == Required { 2 } else { 1 };
         generate.tool_choice = choice;
         generate.options.sampling.temperature = 0.0;
         generate.stream_calls = stream_calls;
@@ -308,7 +308,7 @@ async fn a_forced_answer_ends_when_a_call_is_repeated() {
             }
         };
         let arguments: Vec<_> = calls(&all).into_iter().map(|call| call.arguments).collect();
-        assert!((1..=most).contains(&arguments.len()), "{arguments:?}");
+        assert!((1..=max).contains(&arguments.len()), "{arguments:?}");
         assert!(arguments.len() == 1 || arguments[0] != arguments[1], "{arguments:?}");
         assert_eq!((done.reason.as_str(), content(&all).as_str()), ("stop", ""), "{all:?}");
     }
@@ -321,11 +321,11 @@ async fn demand(
 ) -> Result<Vec<Event>, ApiError> {
     let Task::Generate(mut generate) = task("", 60, 4, true, true) else { panic!() };
     let content = "What is the weather in Paris?".into();
-    let question = puna_api::native::Message { role: "user".into(), content, ..Default::default() };
+    let question = puna_api::ollama::Message { role: "user".into(), content, ..Default::default() };
     let tool = |function| Tool(json!({"type": "function", "function": function}));
     generate.input =
         Input::Chat { messages: vec![question], tools: functions.into_iter().map(tool).collect() };
-    generate.tool_choice = puna_api::native::ToolChoice::Required;
+    generate.tool_choice = puna_api::ollama::ToolChoice::Required;
     generate.parallel_tool_calls = false;
     generate.options.sampling.temperature = 0.0;
     let mut events = connection.submit(1, Task::Generate(generate));

@@ -1,6 +1,6 @@
 //! Tests of control tokens in messages, with the embedded model.
 
-use puna_api::native::{Message, Tool, ToolCall, ToolCallFunction};
+use puna_api::ollama::{Message, Tool, ToolCall, ToolCallFunction};
 use puna_store::embedded;
 use puna_tokenizer::Tokenizer;
 use serde_json::json;

@@ -20,12 +20,12 @@ use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarToken, TokenLogp
 use tokio::sync::oneshot;
 
 use crate::canonical::TokenizeTask;
-use crate::runner::generator::{
-    EmbedCallback, EncodeCancelled, EncodeResult, Generator, LoadError, LoadedModelInfo, Loader,
-    PairFormat, RerankCallback,
-};
 use crate::runner::launch::{Launcher, RunnerProcess};
 use crate::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
+use crate::runner::runner_model::{
+    EmbedCallback, EncodeCancelled, EncodeResult, LoadError, Loader, PairFormat, RerankCallback,
+    RunnerModel, RunnerModelInfo,
+};
 use crate::runner::sandbox::Sandbox;
 use crate::runner::worker;
 use crate::scheduler::RunnerExit;
@@ -64,7 +64,7 @@ pub(crate) struct Fake {
     /// Whether the model scores pairs: 0.01 for each token.
     pub(crate) ranks: AtomicBool,
     /// Number of scored pairs.
-    pub(crate) ranked: AtomicU64,
+    pub(crate) rerank: AtomicU64,
     /// Number of prompt tokens with log-probabilities.
     pub(crate) scored: AtomicU64,
     /// Number of large texts that are being or were tokenized.
@@ -147,7 +147,7 @@ impl Loader for FakeLoader {
         Ok(MemoryParts { weights: self.0.need.load(Ordering::Relaxed), ..MemoryParts::default() })
     }
 
-    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
+    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn RunnerModel>, LoadError> {
         thread::sleep(Duration::from_millis(self.0.slow.load(Ordering::Relaxed)));
         if self.0.broken.load(Ordering::Relaxed) {
             panic!("the fake is broken");
@@ -156,14 +156,14 @@ impl Loader for FakeLoader {
             PairFormat { before: vec![1], between: vec![2], after: vec![2], template: None };
         let pair_format = self.0.ranks.load(Ordering::Relaxed).then_some(pairs);
         let (num_ctx, embeds) = (spec.options.num_ctx, self.0.embeds.load(Ordering::Relaxed));
-        let model_info = LoadedModelInfo {
+        let model_info = RunnerModelInfo {
             num_ctx,
             pair_format,
             embeds,
             end_texts: vec![END.0.into()],
             max_token_bytes: Some(self.0.max_token_bytes.load(Ordering::Relaxed))
                 .filter(|bytes| *bytes > 0),
-            ..LoadedModelInfo::default()
+            ..RunnerModelInfo::default()
         };
         let memory = self.plan(spec)?;
         Ok(Box::new(FakeEngine {
@@ -180,7 +180,7 @@ impl Loader for FakeLoader {
 /// prompt contains "again".
 struct FakeEngine {
     fake: Arc<Fake>,
-    model_info: LoadedModelInfo,
+    model_info: RunnerModelInfo,
     memory: MemoryParts,
     cancelled: Arc<Mutex<HashMap<u64, Arc<AtomicBool>>>>,
     next: AtomicU64,
@@ -193,8 +193,8 @@ impl FakeEngine {
     }
 }
 
-impl Generator for FakeEngine {
-    fn model_info(&self) -> &LoadedModelInfo {
+impl RunnerModel for FakeEngine {
+    fn model_info(&self) -> &RunnerModelInfo {
         &self.model_info
     }
 
@@ -313,11 +313,11 @@ impl Generator for FakeEngine {
             }
             let again = request.prompt.windows(5).any(|w| w.iter().map(|t| *t as u8).eq(*b"again"));
             let says = fake.says.lock().unwrap().clone();
-            let most =
+            let max =
                 if says.is_empty() { request.max_tokens.unwrap_or(usize::MAX) } else { says.len() };
             let whole = if says.is_empty() { FinishReason::Length } else { FinishReason::End };
             let (mut finish, mut generated, mut tokens) = (whole, 0, request.prompt.clone());
-            for i in 0..most {
+            for i in 0..max {
                 while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
                     fake.rounds.fetch_add(1, Ordering::Relaxed);
                     thread::sleep(Duration::from_millis(1));
@@ -390,9 +390,14 @@ impl Generator for FakeEngine {
         Ok(0)
     }
 
-    fn rank(&self, _: u64, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
+    fn rerank(
+        &self,
+        _: u64,
+        pairs: Vec<Vec<u32>>,
+        done: RerankCallback,
+    ) -> Result<u64, EngineError> {
         self.check()?;
-        self.fake.ranked.fetch_add(pairs.len() as u64, Ordering::Relaxed);
+        self.fake.rerank.fetch_add(pairs.len() as u64, Ordering::Relaxed);
         done(Ok(pairs.iter().map(|pair| pair.len() as f32 / 100.0).collect()));
         Ok(0)
     }

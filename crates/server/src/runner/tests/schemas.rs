@@ -1,7 +1,7 @@
 //! Tests that schemas as clients write them are accepted, and that answers are checked, with the
 //! embedded model.
 
-use puna_api::native::Message;
+use puna_api::ollama::Message;
 use puna_sampler::Constraint;
 use serde_json::{Value, json};
 

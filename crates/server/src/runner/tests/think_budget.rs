@@ -1,6 +1,6 @@
 //! Tests of the thinking budget, with the embedded model.
 
-use puna_api::native::{Message, Think};
+use puna_api::ollama::{Message, Think};
 use puna_sampler::Constraint;
 use serde_json::json;
 

@@ -53,8 +53,8 @@ fn clients_are_served_equally_regardless_of_their_number_of_requests() {
     let of = |client: u64| move |id: &&RequestId| **id / 100 + 1 == client;
     for served in [6, 9, 12, 15] {
         let counts = [1, 2, 3].map(|client| granted[..served].iter().filter(of(client)).count());
-        let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
-        assert!(most - least <= 2, "{counts:?} of the first {served}");
+        let (min, max) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+        assert!(max - min <= 2, "{counts:?} of the first {served}");
     }
 }
 

@@ -65,8 +65,8 @@ impl UploadRecord {
     /// Memory for the next part, with `buffered` bytes present and `remaining` bytes to come, if
     /// known.
     pub(super) fn next_part_memory(&self, buffered: u64, remaining: Option<u64>) -> u64 {
-        let most = self.next_part_bytes() as u64;
-        remaining.map_or(most, |remaining| buffered.saturating_add(remaining).min(most))
+        let max = self.next_part_bytes() as u64;
+        remaining.map_or(max, |remaining| buffered.saturating_add(remaining).min(max))
     }
 }
 

@@ -109,9 +109,8 @@ impl<'a> Writer<'a> {
     /// Renews the record unless it is recent. Other mirrors take an upload with an old record for
     /// idle.
     async fn send_heartbeat(&mut self) -> Result<(), MirrorError> {
-        let most =
-            if self.stored_record.has_bytes() { HEARTBEAT_INTERVAL } else { FIRST_HEARTBEAT };
-        if self.stored_at.elapsed() < most {
+        let max = if self.stored_record.has_bytes() { HEARTBEAT_INTERVAL } else { FIRST_HEARTBEAT };
+        if self.stored_at.elapsed() < max {
             return Ok(());
         }
         self.stored_record.is_receiving = true;
@@ -241,7 +240,7 @@ impl<'a> Writer<'a> {
     async fn start_part_upload(&mut self) -> Result<(), MirrorError> {
         self.finish_part_upload().await?;
         if self.record.parts.len() >= MAX_PARTS {
-            return Err(UploadProblem::TooManyParts { most: MAX_PARTS }.into());
+            return Err(UploadProblem::TooManyParts { max: MAX_PARTS }.into());
         }
         let object = match &self.record.object {
             Some(object) => object.clone(),

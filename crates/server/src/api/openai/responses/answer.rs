@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiff::Timestamp;
-use puna_api::native::{DebugInfo, Message, ToolCall, ToolCallFunction, ToolChoice};
+use puna_api::ollama::{DebugInfo, Message, ToolCall, ToolCallFunction, ToolChoice};
 use puna_api::openai::CONTEXT_LENGTH_EXCEEDED;
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json as value};

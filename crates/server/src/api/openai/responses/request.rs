@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use puna_api::native::{Image, Message, ToolCall, ToolCallFunction};
+use puna_api::ollama::{Image, Message, ToolCall, ToolCallFunction};
 use puna_api::responses::ResponsesRequest;
 use puna_sampler::{Constraint, JsonSchema};
 use serde_json::Value;

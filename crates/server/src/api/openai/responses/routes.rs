@@ -5,7 +5,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
-use puna_api::native::Message;
+use puna_api::ollama::Message;
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json};
 

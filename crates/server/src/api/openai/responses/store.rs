@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use puna_api::native::Message;
+use puna_api::ollama::Message;
 use puna_mirror::{SharedTable, TableLimit};
 use serde_json::Value;
 
@@ -40,7 +40,7 @@ impl StoredResponse {
     }
 
     fn bytes(&self) -> usize {
-        let call = |call: &puna_api::native::ToolCall| {
+        let call = |call: &puna_api::ollama::ToolCall| {
             call.id.len() + call.function.name.len() + size(&call.function.arguments.clone().into())
         };
         let message = |m: &Message| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use puna_api::native::{Message, ToolChoice};
+use puna_api::ollama::{Message, ToolChoice};
 use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
 

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use puna_api::native::{Tool, ToolCall, ToolChoice};
+use puna_api::ollama::{Tool, ToolCall, ToolChoice};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
 

@@ -95,7 +95,7 @@ fn objects(schema: &Value, document: &Value) -> Vec<Value> {
         .iter()
         .map(|(name, field)| (name, samples(field, document)))
         .collect();
-    let most = fields.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
+    let max = fields.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
     let one = |i: usize| {
         let object: Map<String, Value> = fields
             .iter()
@@ -103,7 +103,7 @@ fn objects(schema: &Value, document: &Value) -> Vec<Value> {
             .collect();
         Value::Object(object)
     };
-    (0..most).map(one).collect()
+    (0..max).map(one).collect()
 }
 
 #[test]

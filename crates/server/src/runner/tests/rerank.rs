@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use puna_gguf::{Gguf, Value, Writer};
 
 use super::*;
-use crate::canonical::{RankResult, RerankTask};
+use crate::canonical::{RerankScores, RerankTask};
 
 fn zoo(name: &str) -> Gguf {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
@@ -65,7 +65,7 @@ async fn ranker(file: Vec<u8>, num_ctx: u32) -> (RunnerConnection, tempfile::Tem
     (loaded_file(Some(path), num_ctx).await, folder)
 }
 
-fn rank_task(query: &str, documents: &[&str]) -> RerankTask {
+fn rerank_task(query: &str, documents: &[&str]) -> RerankTask {
     RerankTask {
         query: query.into(),
         documents: documents.iter().map(|text| (*text).to_owned()).collect(),
@@ -76,15 +76,15 @@ fn rank_task(query: &str, documents: &[&str]) -> RerankTask {
     }
 }
 
-async fn ranked(connection: &RunnerConnection, rank: RerankTask) -> RankResult {
-    match end(connection, Task::Rank(rank)).await {
-        Event::Ranked(ranked) => ranked,
+async fn rerank(connection: &RunnerConnection, rank: RerankTask) -> RerankScores {
+    match end(connection, Task::Rerank(rank)).await {
+        Event::Reranked(rerank) => rerank,
         other => panic!("{other:?}"),
     }
 }
 
-async fn rank_error(connection: &RunnerConnection, rank: RerankTask) -> String {
-    match end(connection, Task::Rank(rank)).await {
+async fn rerank_error(connection: &RunnerConnection, rank: RerankTask) -> String {
+    match end(connection, Task::Rerank(rank)).await {
         Event::Error(failure) if failure.status == 400 => failure.message,
         other => panic!("{other:?}"),
     }
@@ -105,7 +105,7 @@ async fn scores_and_tokens_equal_those_of_llama_cpp() {
         (qwen3(), 1e-3, second, odd, 106, vec![0.577_170_5, 0.745_104_13]),
     ] {
         let (connection, _folder) = ranker(file, 512).await;
-        let result = ranked(&connection, rank_task(query, documents)).await;
+        let result = rerank(&connection, rerank_task(query, documents)).await;
         assert_eq!((result.tokens, result.cut), (tokens, Vec::new()), "{documents:?}");
         assert_eq!(result.scores.len(), scores.len());
         for (got, want) in result.scores.iter().zip(scores) {
@@ -119,11 +119,11 @@ async fn a_thousand_documents_get_the_same_scores_as_each_alone() {
     let (connection, _folder) = ranker(bert(), 512).await;
     let texts: Vec<String> = (0..1000).map(|i| "panda ".repeat(i % 9) + "bear").collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let all = ranked(&connection, rank_task("what?", &texts)).await;
+    let all = rerank(&connection, rerank_task("what?", &texts)).await;
     assert_eq!(all.scores.len(), 1000);
     let mut alone = BTreeMap::new();
     for i in [0, 1, 8, 500, 999] {
-        alone.insert(i, ranked(&connection, rank_task("what?", &texts[i..=i])).await.scores[0]);
+        alone.insert(i, rerank(&connection, rerank_task("what?", &texts[i..=i])).await.scores[0]);
     }
     for (i, score) in alone {
         assert!((all.scores[i] - score).abs() < 2e-3, "{i}: {} and alone {score}", all.scores[i]);
@@ -135,12 +135,12 @@ async fn a_disconnected_client_ends_its_scoring() {
     let (connection, _folder) = ranker(qwen3(), 512).await;
     let long = "a bear is no panda ".repeat(8);
     let texts = vec![long.as_str(); 6_000];
-    let mut events = connection.submit(1, Task::Rank(rank_task("what?", &texts)));
+    let mut events = connection.submit(1, Task::Rerank(rerank_task("what?", &texts)));
     let early = tokio::time::timeout(Duration::from_millis(300), events.next()).await;
     assert!(early.is_err(), "{early:?}");
     drop(events);
     let began = std::time::Instant::now();
-    ranked(&connection, rank_task("what?", &["bear"])).await;
+    rerank(&connection, rerank_task("what?", &["bear"])).await;
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
@@ -150,11 +150,11 @@ async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_repo
         let (connection, _folder) = ranker(file, 60).await;
         let long = "the bear ".repeat(100);
         let texts = ["bear", long.as_str()];
-        let plain = rank_task("what?", &texts);
-        let message = rank_error(&connection, plain.clone()).await;
+        let plain = rerank_task("what?", &texts);
+        let message = rerank_error(&connection, plain.clone()).await;
         assert!(message.starts_with("document 1 is too long: it has "), "{message}");
-        let short = ranked(&connection, rank_task("what?", &texts[..1])).await;
-        let cut = ranked(&connection, RerankTask { truncate: true, ..plain.clone() }).await;
+        let short = rerank(&connection, rerank_task("what?", &texts[..1])).await;
+        let cut = rerank(&connection, RerankTask { truncate: true, ..plain.clone() }).await;
         assert!((cut.scores[0] - short.scores[0]).abs() < 1e-3);
         assert_eq!(cut.cut.len(), 1);
         assert_eq!(cut.cut[0].0, 1);
@@ -165,13 +165,13 @@ async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_repo
             cut.tokens
         );
         let pairs =
-            ranked(&connection, RerankTask { pair_tokens: Some(40), ..plain.clone() }).await;
+            rerank(&connection, RerankTask { pair_tokens: Some(40), ..plain.clone() }).await;
         assert!(pairs.tokens <= short.tokens + 40, "{} tokens", pairs.tokens);
         let documents =
-            ranked(&connection, RerankTask { document_tokens: Some(3), ..plain.clone() }).await;
+            rerank(&connection, RerankTask { document_tokens: Some(3), ..plain.clone() }).await;
         assert!(documents.cut.iter().any(|(i, _)| *i == 1) && documents.tokens < cut.tokens);
-        let query = RerankTask { truncate: true, ..rank_task(&"why ".repeat(100), &texts) };
-        let message = rank_error(&connection, query).await;
+        let query = RerankTask { truncate: true, ..rerank_task(&"why ".repeat(100), &texts) };
+        let message = rerank_error(&connection, query).await;
         assert!(
             message
                 .starts_with("document 0 cannot be truncated to fit: the query and the template"),
@@ -184,7 +184,7 @@ async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_repo
 async fn ranking_and_embedding_with_an_unsuitable_model_are_refused_with_the_reason() {
     let connection = loaded_file(None, 64).await;
     assert_eq!(
-        rank_error(&connection, rank_task("a", &["b"])).await,
+        rerank_error(&connection, rerank_task("a", &["b"])).await,
         "this model does not support reranking"
     );
     let (connection, _folder) = ranker(bert(), 64).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use puna_api::native::{
+use puna_api::ollama::{
     ChatRequest, ChatResponse, EmbedResponse, GenerateRequest, GenerateResponse, Message, Metrics,
     ToolChoice,
 };

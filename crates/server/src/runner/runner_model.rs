@@ -23,7 +23,7 @@ pub trait Loader: Sync {
     ///
     /// # Errors
     /// As [`Loader::plan`], and a lack of memory.
-    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError>;
+    fn load(&self, spec: &LoadSpec) -> Result<Box<dyn RunnerModel>, LoadError>;
 }
 
 /// Error of planning or loading a model.
@@ -37,7 +37,7 @@ pub struct LoadError {
 
 /// Properties of a loaded model.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct LoadedModelInfo {
+pub struct RunnerModelInfo {
     /// Tokens of one context.
     pub num_ctx: u32,
     /// Jinja template in the file.
@@ -88,9 +88,9 @@ pub static NOT_CANCELLED: AtomicBool = AtomicBool::new(false);
 
 /// Loaded model. Its tokenizer reads the flag `cancelled` at least once a millisecond, and then
 /// returns an error.
-pub trait Generator: Send + Sync {
+pub trait RunnerModel: Send + Sync {
     /// Returns the properties of the model.
-    fn model_info(&self) -> &LoadedModelInfo;
+    fn model_info(&self) -> &RunnerModelInfo;
 
     /// Tokenizes a prompt. Parses control tokens in the text, and adds the tokens that the model
     /// wants before and after every text, unless the text has them.
@@ -112,7 +112,7 @@ pub trait Generator: Send + Sync {
     /// `cancelled` was set.
     fn encode_parts(&self, parts: &[(&str, bool)], cancelled: &AtomicBool) -> EncodeResult;
 
-    /// As [`Generator::encode_parts`], and adds the tokens that the model wants before and after
+    /// As [`RunnerModel::encode_parts`], and adds the tokens that the model wants before and after
     /// every text, unless the text has them. If the tokenizer adds a first token, it skips
     /// `leading_bos`: the text that the template writes for that token and that the tokenizer could
     /// read as another one.
@@ -173,7 +173,7 @@ pub trait Generator: Send + Sync {
     /// Starts a generation and returns its number.
     ///
     /// # Errors
-    /// As [`Generator::check_request`], or the engine has stopped.
+    /// As [`RunnerModel::check_request`], or the engine has stopped.
     fn submit(&self, request: Request, sink: Box<dyn Sink>) -> Result<u64, EngineError>;
 
     /// Ends a generation, embedding or scoring at the next step; it reports nothing more.
@@ -194,11 +194,11 @@ pub trait Generator: Send + Sync {
     ) -> Result<u64, EngineError>;
 
     /// Starts the scoring of query–document pairs, each in one list of tokens.
-    /// [`Generator::cancel`] ends it.
+    /// [`RunnerModel::cancel`] ends it.
     ///
     /// # Errors
     /// A pair is empty or longer than the context, or the engine has stopped.
-    fn rank(
+    fn rerank(
         &self,
         client: u64,
         pairs: Vec<Vec<u32>>,

@@ -9,10 +9,10 @@ use std::sync::atomic::AtomicBool;
 
 use puna_engine::EngineError;
 
-use super::generator::{EncodeCancelled, EncodeResult, Generator, PairFormat};
 use super::preparer::{Preparer, to_api_error};
-use super::task_handle::{Handle, check_connected};
-use crate::canonical::{ApiError, Event, RankResult, RerankTask, TokenizeTask};
+use super::runner_model::{EncodeCancelled, EncodeResult, PairFormat, RunnerModel};
+use super::task_handle::{TaskHandle, check_connected};
+use crate::canonical::{ApiError, Event, RerankScores, RerankTask, TokenizeTask};
 
 /// Maximum number of attempts to cut a document, because its end may become other tokens inside the
 /// template.
@@ -31,8 +31,8 @@ struct PairInput {
 
 impl Preparer {
     /// Builds the pairs of a task and starts their scoring.
-    pub(super) fn rank(&self, handle: Handle, task: RerankTask) -> Result<(), ApiError> {
-        let model_info = self.generator.model_info();
+    pub(super) fn rerank(&self, handle: TaskHandle, task: RerankTask) -> Result<(), ApiError> {
+        let model_info = self.model.model_info();
         let format = model_info
             .pair_format
             .as_ref()
@@ -40,9 +40,9 @@ impl Preparer {
         let context = self.context(task.num_ctx) as usize;
         self.check_text_bytes("the query", task.query.len(), task.num_ctx)?;
         let cancelled = handle.cancelled();
-        let pairs = PairBuilder::new(&*self.generator, format, &task.query, context, cancelled)?;
+        let pairs = PairBuilder::new(&*self.model, format, &task.query, context, cancelled)?;
         let (mut inputs, mut summary) =
-            (Vec::with_capacity(task.documents.len()), RankResult::default());
+            (Vec::with_capacity(task.documents.len()), RerankScores::default());
         for (i, document) in task.documents.iter().enumerate() {
             check_connected(&handle)?;
             self.check_text_bytes(&format!("document {i}"), document.len(), task.num_ctx)?;
@@ -70,17 +70,17 @@ impl Preparer {
                 Ok(scores) if scores.iter().any(|score| !score.is_finite()) => Event::Error(
                     ApiError::internal("a score is NaN or infinite: the model file may be damaged"),
                 ),
-                Ok(scores) => Event::Ranked(RankResult { scores, ..summary }),
+                Ok(scores) => Event::Reranked(RerankScores { scores, ..summary }),
                 Err(error) => Event::Error(to_api_error(error)),
             });
         };
-        self.record_request(&handle, self.generator.rank(handle.client, inputs, Box::new(on_done)))
+        self.record_request(&handle, self.model.rerank(handle.client, inputs, Box::new(on_done)))
     }
 }
 
 /// Builds the pairs of a query.
 struct PairBuilder<'a> {
-    generator: &'a dyn Generator,
+    model: &'a dyn RunnerModel,
     format: &'a PairFormat,
     query: &'a str,
     /// Tokens of the query; empty if there is a template.
@@ -93,14 +93,14 @@ struct PairBuilder<'a> {
 
 impl<'a> PairBuilder<'a> {
     fn new(
-        generator: &'a dyn Generator,
+        model: &'a dyn RunnerModel,
         format: &'a PairFormat,
         query: &'a str,
         context: usize,
         cancelled: &'a AtomicBool,
     ) -> Result<Self, EncodeCancelled> {
         let query_tokens = Vec::new();
-        let mut pairs = Self { generator, format, query, query_tokens, context, cancelled };
+        let mut pairs = Self { model, format, query, query_tokens, context, cancelled };
         if format.template.is_none() {
             pairs.query_tokens = pairs.encode_plain(query)?;
         }
@@ -168,7 +168,7 @@ impl<'a> PairBuilder<'a> {
         let (mut kept_tokens, mut text) = (document_tokens.len(), document.to_owned());
         let decode_prefix = |kept_tokens: usize| {
             // The cut may split a character.
-            let text = self.generator.decode(&document_tokens[..kept_tokens]);
+            let text = self.model.decode(&document_tokens[..kept_tokens]);
             text.trim_end_matches('\u{FFFD}').to_owned()
         };
         if kept_tokens > max_document_tokens {
@@ -177,7 +177,7 @@ impl<'a> PairBuilder<'a> {
         }
         let encode = |text: &str| {
             let parts = template_parts(template, self.query, text);
-            self.generator.encode_parts(&parts, self.cancelled)
+            self.model.encode_parts(&parts, self.cancelled)
         };
         let mut tokens = encode(&text)?;
         for _ in 0..MAX_CUT_ATTEMPTS {
@@ -195,7 +195,7 @@ impl<'a> PairBuilder<'a> {
     /// Tokenizes a text without adding tokens or reading control tokens.
     fn encode_plain(&self, text: &str) -> EncodeResult {
         let text = TokenizeTask { text: text.to_owned(), add_special: false, parse_special: false };
-        self.generator.tokenize(&text, self.cancelled)
+        self.model.tokenize(&text, self.cancelled)
     }
 }
 
