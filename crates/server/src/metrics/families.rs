@@ -29,6 +29,8 @@ pub(crate) static METRIC_FAMILIES: &[&MetricFamily] = &[
     &KV_PAGES_IN_USE,
     &KV_WINDOW_PAGES,
     &KV_WINDOW_PAGES_IN_USE,
+    &KV_RECENT_PAGES,
+    &KV_RECENT_PAGES_IN_USE,
     &MEMORY,
     &MODEL_LOAD,
     &MODEL_LOAD_FAILURES,
@@ -184,17 +186,31 @@ pub(crate) static KV_PAGES_IN_USE: MetricFamily = MetricFamily {
 };
 
 pub(crate) static KV_WINDOW_PAGES: MetricFamily = MetricFamily {
-    name: "puna_kv_recent_pages",
+    name: "puna_kv_window_pages",
     kind: MetricKind::Gauge,
     labels: &["model"],
     help: "Window pages: KV pages of layers with a sliding window, released behind it; 0 for models without.",
 };
 
 pub(crate) static KV_WINDOW_PAGES_IN_USE: MetricFamily = MetricFamily {
-    name: "puna_kv_recent_pages_in_use",
+    name: "puna_kv_window_pages_in_use",
     kind: MetricKind::Gauge,
     labels: &["model", "by"],
     help: "Window pages in use, by running sequences (running) or by the prefix cache (cache).",
+};
+
+pub(crate) static KV_RECENT_PAGES: MetricFamily = MetricFamily {
+    name: "puna_kv_recent_pages",
+    kind: MetricKind::Gauge,
+    labels: &["model"],
+    help: "Former name of puna_kv_window_pages.",
+};
+
+pub(crate) static KV_RECENT_PAGES_IN_USE: MetricFamily = MetricFamily {
+    name: "puna_kv_recent_pages_in_use",
+    kind: MetricKind::Gauge,
+    labels: &["model", "by"],
+    help: "Former name of puna_kv_window_pages_in_use.",
 };
 
 pub(crate) static MEMORY: MetricFamily = MetricFamily {

@@ -124,9 +124,14 @@ fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
     }
 }
 
+fn window_pages_in_use(heartbeat: &Heartbeat) -> Vec<(&'static str, u64)> {
+    let [_, in_use, running] = heartbeat.window_pages;
+    vec![("running", running), ("cache", in_use.saturating_sub(running))]
+}
+
 /// Writes the current values of runners.
 fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
-    let gauges: [(&MetricFamily, LabelledValues<Heartbeat>); 7] = [
+    let gauges: [(&MetricFamily, LabelledValues<Heartbeat>); 9] = [
         (&families::RUNNING_SEQUENCES, |p| vec![("", p.running)]),
         (&families::WAITING_SEQUENCES, |p| vec![("", p.waiting)]),
         (&families::KV_PAGES, |p| vec![("", p.pages)]),
@@ -135,10 +140,9 @@ fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
             vec![("running", p.pages_held), ("cache", cached)]
         }),
         (&families::KV_WINDOW_PAGES, |p| vec![("", p.window_pages[0])]),
-        (&families::KV_WINDOW_PAGES_IN_USE, |p| {
-            let [_, in_use, held] = p.window_pages;
-            vec![("running", held), ("cache", in_use.saturating_sub(held))]
-        }),
+        (&families::KV_WINDOW_PAGES_IN_USE, window_pages_in_use),
+        (&families::KV_RECENT_PAGES, |p| vec![("", p.window_pages[0])]),
+        (&families::KV_RECENT_PAGES_IN_USE, window_pages_in_use),
         (&families::MEMORY, |p| {
             let memory = &p.memory;
             let parts =
@@ -215,6 +219,9 @@ mod tests {
                 "puna_kv_pages{model=\"a\\\"b:latest\"} 64",
                 "puna_kv_pages_in_use{model=\"a\\\"b:latest\",by=\"running\"} 12",
                 "puna_kv_pages_in_use{model=\"a\\\"b:latest\",by=\"cache\"} 8",
+                "puna_kv_window_pages{model=\"a\\\"b:latest\"} 30",
+                "puna_kv_window_pages_in_use{model=\"a\\\"b:latest\",by=\"running\"} 4",
+                "puna_kv_window_pages_in_use{model=\"a\\\"b:latest\",by=\"cache\"} 5",
                 "puna_kv_recent_pages{model=\"a\\\"b:latest\"} 30",
                 "puna_kv_recent_pages_in_use{model=\"a\\\"b:latest\",by=\"running\"} 4",
                 "puna_kv_recent_pages_in_use{model=\"a\\\"b:latest\",by=\"cache\"} 5",
