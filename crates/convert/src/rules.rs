@@ -31,9 +31,9 @@ pub(crate) enum RowSplit {
     Qkv,
     /// All gates (as many rows as queries), all queries, all keys, all values.
     GatedQkv,
-    /// For each key head: its query heads, its key, its value.
+    /// For each KV head: its query heads, its key, its value.
     QkvPerKvHead,
-    /// Query heads interleaved by key head: the first of each key head, then the second of each.
+    /// Query heads interleaved by KV head: the first of each KV head, then the second of each.
     InterleavedQueryHeads,
 }
 

@@ -55,7 +55,7 @@ impl Shape {
         g
     }
 
-    /// Random values of the scale of a normalised vector's.
+    /// Random values of the scale of a normalized vector's.
     fn embedding(self) -> Weight {
         let mut x = 0x9e37_79b9_7f4a_7c15u64;
         let mut value = || {
@@ -100,7 +100,7 @@ fn main() {
     };
     let shape = Shape { heads, kv_heads, dim };
     let kernels = args.first().cloned();
-    println!("{LAYERS} layers of {heads} heads of {dim}, {kv_heads} key heads; {threads} threads");
+    println!("{LAYERS} layers of {heads} heads of {dim}, {kv_heads} KV heads; {threads} threads");
     println!(
         "{:6} {:>6} {:>5} {:>10} {:>8} {:>26}",
         "cache", "depth", "rows", "ms a step", "GB/s", "G multiply-adds/s"

@@ -54,7 +54,7 @@ impl Case {
         blocks
     }
 
-    /// Positions that a key head of a token sees.
+    /// Positions that a KV head of a token sees.
     fn seen(&self, token: usize, kv_head: usize) -> Vec<u32> {
         if token < self.selected.capacity() {
             return (0..=token as u32).collect();
@@ -115,7 +115,7 @@ impl Case {
         all
     }
 
-    /// What a key head's queries of `token` get in a text that is only what they see.
+    /// What a KV head's queries of `token` get in a text that is only what they see.
     fn alone(
         &self,
         backend: &mut CpuBackend,
@@ -152,7 +152,7 @@ fn cases() -> [Case; 4] {
             selected: SelectedPositions { lists: 1, count: 9, block: 1 },
             has: few,
         },
-        // A list for each key head, whose last block is not whole; whole runs of positions.
+        // A list for each KV head, whose last block is not whole; whole runs of positions.
         Case {
             spec: shared,
             selected: SelectedPositions { lists: 2, count: 40, block: 3 },
@@ -275,14 +275,7 @@ impl Choice {
 fn several_tasks_select_the_positions_that_one_task_selects() {
     let selected = SelectedPositions { lists: 1, count: 4000, block: 1 };
     let choice = Choice::new(
-        TopKPositionsSpec {
-            heads: 3,
-            dim: 32,
-            rectified: true,
-            mask: Mask::Causal,
-            near: 2,
-            selected,
-        },
+        TopKPositionsSpec { heads: 3, dim: 32, relu: true, mask: Mask::Causal, near: 2, selected },
         true,
         4150,
     );

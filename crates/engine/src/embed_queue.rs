@@ -70,15 +70,15 @@ struct TextBatch {
 pub struct EmbedQueue {
     requests: VecDeque<EmbedRequest>,
     /// Tokens computed for each client that has requests.
-    served: FairShares,
+    client_shares: FairShares,
 }
 
 impl EmbedQueue {
     /// Adds a request. A new client starts with the smallest share of the others.
     pub fn push(&mut self, request: EmbedRequest) {
         let requests = &self.requests;
-        self.served.retain(|client| requests.iter().any(|r| r.client == client));
-        self.served.add(request.client, requests.iter().map(|r| r.client));
+        self.client_shares.retain(|client| requests.iter().any(|r| r.client == client));
+        self.client_shares.add(request.client, requests.iter().map(|r| r.client));
         self.requests.push_back(request);
     }
 
@@ -89,14 +89,14 @@ impl EmbedQueue {
 
     /// Sorts the requests, least-served client first. The order within a client stays.
     fn sort_by_share(&mut self) {
-        let served = &self.served;
-        self.requests.make_contiguous().sort_by_key(|request| served.served(request.client));
+        let shares = &self.client_shares;
+        self.requests.make_contiguous().sort_by_key(|request| shares.served(request.client));
     }
 
     /// Counts tokens for the share of a request's client.
     fn count_served(&mut self, id: RequestId, tokens: usize) {
         let Some(request) = self.requests.iter().find(|r| r.id == id) else { return };
-        self.served.count(request.client, tokens);
+        self.client_shares.count(request.client, tokens);
     }
 
     /// Number of requests.

@@ -262,7 +262,7 @@ impl Engine {
         if let Some(unmasking) = info.unmasking {
             let sequence =
                 DiffusionSequence::new(id, request, sink, &self.inner.tokenizer, info, unmasking);
-            self.send(Command::Unmask(Box::new(sequence)))?;
+            self.send(Command::SubmitDiffusion(Box::new(sequence)))?;
             return Ok(id);
         }
         request.speculation.get_or_insert(self.inner.speculation);

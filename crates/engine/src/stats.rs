@@ -14,13 +14,13 @@ pub struct Stats {
     /// KV pages in use by running sequences and the prefix tree.
     pub pages_in_use: usize,
     /// KV pages of running sequences; shared pages count once.
-    pub pages_held: usize,
+    pub pages_pinned: usize,
     /// Window pages.
     pub window_pages: usize,
     /// Window pages in use.
     pub window_pages_in_use: usize,
     /// Window pages of running sequences; shared pages count once.
-    pub window_pages_held: usize,
+    pub window_pages_pinned: usize,
     /// Preemptions since the start.
     pub preempted: u64,
     /// Iterations of the loop since the start. If the count stands still while there are requests,

@@ -302,7 +302,7 @@ fn a_real_gemma_3_in_ollamas_layout_reads_like_the_original() {
     write_as_published(&original, &published);
 
     let view = view(&published);
-    let t = view.translation().expect("recognised");
+    let t = view.translation().expect("recognized");
     assert_eq!(t.dropped, ["mm.mm_soft_emb_norm.weight", "v.blk.0.attn_q.weight"]);
     for (key, value) in original.metadata().iter() {
         assert_eq!(view.metadata().get(key), Some(value), "{key}");

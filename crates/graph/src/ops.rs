@@ -138,8 +138,8 @@ pub struct MoeSpec {
     pub top_k: usize,
     /// Gating function.
     pub gating: Gating,
-    /// Whether the weights of selected experts are normalised to sum 1.
-    pub normalise: bool,
+    /// Whether the weights of selected experts are normalized to sum 1.
+    pub normalize: bool,
     /// Factor of the weights.
     pub scale: f32,
     /// `[experts]`: factor of each expert's weight.

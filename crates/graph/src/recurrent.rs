@@ -80,7 +80,7 @@ pub enum Recurrence {
         v: ValueId,
         /// Input of the sigmoid of the decay.
         decay: ValueId,
-        /// Removal keys, not normalised.
+        /// Removal keys, not normalized.
         removal_key: ValueId,
         /// In-context learning rate: part of the value at the removal key that is forgotten.
         iclr: ValueId,

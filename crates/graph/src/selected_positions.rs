@@ -9,7 +9,7 @@
 /// read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SelectedPositions {
-    /// Lists per token: one for all heads, or one for each key head.
+    /// Lists per token: one for all heads, or one for each KV head.
     pub lists: usize,
     /// Length of a list in blocks.
     pub count: usize,

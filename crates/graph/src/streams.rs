@@ -10,7 +10,7 @@ use crate::values::ValueId;
 ///
 /// With `x = scale · number + base` (one `scale` per kind): read weights are `σ(x) + floor`, write
 /// weights `magnitude · σ(x) + write_floor`. Mixing weights are the row-wise softmax plus `floor`,
-/// normalised by `rounds` alternating divisions of columns and rows by their sums plus `floor`
+/// normalized by `rounds` alternating divisions of columns and rows by their sums plus `floor`
 /// (Sinkhorn and Knopp, 1967).
 #[derive(Debug, Clone, PartialEq)]
 pub struct StreamSpec {
@@ -26,7 +26,7 @@ pub struct StreamSpec {
     pub magnitude: f32,
     /// Added to write weights: `magnitude · σ(x) + write_floor`.
     pub write_floor: f32,
-    /// Number of column normalisations, with row normalisations between them.
+    /// Number of column normalizations, with row normalizations between them.
     pub rounds: usize,
 }
 

@@ -9,12 +9,12 @@ use crate::selected_positions::SelectedPositions;
 /// Specification of [`crate::Op::TopKPositions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TopKPositionsSpec {
-    /// Query heads, all with one key head. The heads of a list are consecutive.
+    /// Query heads, all with one KV head. The heads of a list are consecutive.
     pub heads: usize,
     /// Dimensions of a head.
     pub dim: usize,
     /// Whether ReLU is applied to the products of query and key.
-    pub rectified: bool,
+    pub relu: bool,
     /// Positions to select from.
     pub mask: Mask,
     /// Number of nearest blocks that are selected regardless of their scores.

@@ -135,8 +135,8 @@ fn attention(level: &Level) {
                 q: &q,
                 keys: rows(layout),
                 weights: &weights,
-                summed: 32,
-                rectified: true,
+                heads_per_sum: 32,
+                relu: true,
             };
             (level.vector.score)(&tile, &mut sums, &mut scratch);
         });

@@ -396,9 +396,9 @@ pub struct ScoreTile<'a> {
     /// Weight of each query row; empty without.
     pub weights: &'a [f32],
     /// Query rows per group.
-    pub summed: usize,
+    pub heads_per_sum: usize,
     /// Whether ReLU is applied to each product before the weight.
-    pub rectified: bool,
+    pub relu: bool,
 }
 
 impl ScoreTile<'_> {
@@ -413,7 +413,10 @@ impl ScoreTile<'_> {
         let rows = self.rows();
         assert!(self.keys.rows <= KV_TILE && Some(self.q.len()) == rows.checked_mul(self.keys.dim));
         assert!(self.weights.is_empty() || self.weights.len() == rows);
-        assert!(rows.is_multiple_of(self.summed) && sums.len() == rows / self.summed * KV_TILE);
+        assert!(
+            rows.is_multiple_of(self.heads_per_sum)
+                && sums.len() == rows / self.heads_per_sum * KV_TILE
+        );
     }
 }
 

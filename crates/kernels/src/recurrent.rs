@@ -77,7 +77,7 @@ pub struct Wkv7Step<'a> {
     pub state: &'a mut [f32],
     /// Decay of each row.
     pub decay: &'a [f32],
-    /// Normalised removal key: read weight of each row.
+    /// Normalized removal key: read weight of each row.
     pub removal_key: &'a [f32],
     /// Part of the value at the removal key that each row forgets.
     pub forget: &'a [f32],

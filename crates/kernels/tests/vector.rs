@@ -457,22 +457,25 @@ fn each_score(random: &mut Random, mut check: impl FnMut(&ScoreTile<'_>, &str)) 
             if dim % ty.block_values() > 0 {
                 continue;
             }
-            for (sums, summed, rows) in [(1, 1, 1), (1, 5, 64), (2, 3, 33), (1, 64, 40), (7, 1, 9)]
+            for (sums, heads_per_sum, rows) in
+                [(1, 1, 1), (1, 5, 64), (2, 3, 33), (1, 64, 40), (7, 1, 9)]
             {
                 let (data, stride) = match layout {
                     KvLayout::Rows => cache(ty, rows, dim, random),
                     KvLayout::Columns => columns(ty, rows, dim, random),
                 };
-                let (q, weights) =
-                    (random.normals(sums * summed * dim), random.normals(sums * summed));
+                let (q, weights) = (
+                    random.normals(sums * heads_per_sum * dim),
+                    random.normals(sums * heads_per_sum),
+                );
                 let weights = if sums == 2 { &[][..] } else { &weights[..] };
                 let keys = KvRows { ty, layout, rows, stride, dim, data: &data };
-                for rectified in [true, false] {
-                    let tile = ScoreTile { q: &q, keys, weights, summed, rectified };
+                for relu in [true, false] {
+                    let tile = ScoreTile { q: &q, keys, weights, heads_per_sum, relu };
                     check(
                         &tile,
                         &format!(
-                            "{ty:?} {layout:?} dim {dim}, {sums} of {summed}, {rows} positions"
+                            "{ty:?} {layout:?} dim {dim}, {sums} of {heads_per_sum}, {rows} positions"
                         ),
                     );
                 }
@@ -483,7 +486,7 @@ fn each_score(random: &mut Random, mut check: impl FnMut(&ScoreTile<'_>, &str)) 
 
 /// Of each sum the scores of the tile's positions.
 fn scores(level: &Level, tile: &ScoreTile<'_>) -> Vec<f32> {
-    let mut all = vec![0.0; tile.q.len() / tile.keys.dim / tile.summed * KV_TILE];
+    let mut all = vec![0.0; tile.q.len() / tile.keys.dim / tile.heads_per_sum * KV_TILE];
     (level.vector.score)(tile, &mut all, &mut Scratch::default());
     all.chunks_exact(KV_TILE).flat_map(|sum| sum[..tile.keys.rows].to_vec()).collect()
 }
@@ -492,7 +495,7 @@ fn scores(level: &Level, tile: &ScoreTile<'_>) -> Vec<f32> {
 fn scores_agree_for_every_cache_type_layout_and_shape() {
     each_score(&mut Random(9), |tile, what| {
         let expected = scores(portable(), tile);
-        assert!(tile.rectified || expected.iter().any(|&x| x != 0.0), "{what}");
+        assert!(tile.relu || expected.iter().any(|&x| x != 0.0), "{what}");
         for level in others() {
             near(&scores(level, tile), &expected, 2e-5, 2e-4, &format!("{} {what}", level.name));
         }
@@ -502,13 +505,13 @@ fn scores_agree_for_every_cache_type_layout_and_shape() {
 #[test]
 fn a_sum_of_scores_has_the_same_bits_alone_and_in_a_batch() {
     each_score(&mut Random(10), |tile, what| {
-        let each = tile.summed * tile.keys.dim;
+        let each = tile.heads_per_sum * tile.keys.dim;
         for level in levels() {
             let together = scores(level, tile);
             for (sum, q) in tile.q.chunks_exact(each).enumerate() {
                 let weights = tile
                     .weights
-                    .get(sum * tile.summed..(sum + 1) * tile.summed)
+                    .get(sum * tile.heads_per_sum..(sum + 1) * tile.heads_per_sum)
                     .unwrap_or_default();
                 let alone = scores(level, &ScoreTile { q, weights, ..*tile });
                 assert!(

@@ -347,7 +347,7 @@ fn last_layer_of_kind(layer: &CacheLayer, cache: &[CacheLayer]) -> Result<usize,
     let dims = |l: &CacheLayer| (l.kv_heads, l.key_dim, l.value_dim);
     if dims(target_layer) != dims(layer) || target_layer.values_in_keys != layer.values_in_keys {
         let [own, target_layer] = [layer, target_layer].map(|l| {
-            format!("{} key heads of {} and {} features", l.kv_heads, l.key_dim, l.value_dim)
+            format!("{} KV heads of {} and {} features", l.kv_heads, l.key_dim, l.value_dim)
         });
         return Err(format!(
             "it needs {own} in the last layer with {kind}, which has {target_layer}"
@@ -465,7 +465,7 @@ mod tests {
         assert_contains(of(32, 100, &cache[..1]), &["full attention", "none"]);
         assert_contains(of(32, 100, &[cache[1], cache[1]]), &["sliding window", "none"]);
         let wide = [cache[0], layer(1, 24, Mask::Causal)];
-        assert_contains(of(32, 100, &wide), &["1 key heads of 16", "1 key heads of 24"]);
+        assert_contains(of(32, 100, &wide), &["1 KV heads of 16", "1 KV heads of 24"]);
         let near = [layer(2, 8, Mask::Window(4)), cache[1]];
         assert_contains(of(32, 100, &near), &["needs 5 positions", "has 4"]);
     }

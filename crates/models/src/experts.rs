@@ -32,8 +32,8 @@ pub struct ExpertShape {
     pub hidden: usize,
     /// Gating function.
     pub gating: Gating,
-    /// Whether the weights of the selected experts are normalised to sum 1.
-    pub normalise: bool,
+    /// Whether the weights of the selected experts are normalized to sum 1.
+    pub normalize: bool,
     /// Factor of all weights.
     pub scale: f32,
     /// Expert groups that limit the selection.
@@ -85,7 +85,7 @@ impl LatentProjection {
 
 impl ExpertShape {
     /// Experts with this hidden dimension. Their number and top-k come from the keys; gating is
-    /// softmax, without normalisation.
+    /// softmax, without normalization.
     pub fn read(keys: &Keys<'_>, hidden: usize) -> Result<Self, ModelError> {
         Self::using(keys, hidden, keys.count("expert_used_count")?)
     }
@@ -104,7 +104,7 @@ impl ExpertShape {
             top_k,
             hidden,
             gating: Gating::Softmax,
-            normalise: false,
+            normalize: false,
             scale: 1.0,
             groups: None,
             weighs_input: false,
@@ -122,7 +122,7 @@ impl ExpertShape {
         Self::read(keys, hidden)?.with_routing(keys, gating)
     }
 
-    /// Reads the routing keys: gating function (default `gating`), normalisation, scale and groups.
+    /// Reads the routing keys: gating function (default `gating`), normalization, scale and groups.
     pub fn with_routing(self, keys: &Keys<'_>, gating: Gating) -> Result<Self, ModelError> {
         let gating = match keys.opt_count("expert_gating_func")? {
             None | Some(0) => gating,
@@ -138,7 +138,7 @@ impl ExpertShape {
         };
         Ok(Self {
             gating,
-            normalise: keys.flag("expert_weights_norm")?,
+            normalize: keys.flag("expert_weights_norm")?,
             scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
             groups: groups(keys, &self)?,
             ..self
@@ -193,7 +193,7 @@ impl Experts {
             top_k,
             hidden,
             gating,
-            normalise,
+            normalize,
             scale,
             groups,
             weighs_input,
@@ -225,7 +225,7 @@ impl Experts {
                 experts,
                 top_k,
                 gating,
-                normalise,
+                normalize,
                 scale,
                 factors: w.opt(&name("down", "scale"), &[experts])?,
                 selection_bias: selection_bias(w, block, experts)?,

@@ -341,7 +341,7 @@ impl Hparams {
     }
 
     /// Checks that layer `i` can read the keys and values of layer `source`: both need the same
-    /// number of key heads.
+    /// number of KV heads.
     pub fn check_shared_kv(
         &self,
         keys: &Keys<'_>,
@@ -355,7 +355,8 @@ impl Hparams {
             "{} in layer {i}, {} in layer {source}",
             self.kv_heads[i], self.kv_heads[source]
         );
-        let reason = "a layer that shares keys and values needs as many key heads as the layer that has them";
+        let reason =
+            "a layer that shares keys and values needs as many KV heads as the layer that has them";
         Err(ModelError::KeyValue { key: keys.name("attention.head_count_kv"), value, reason })
     }
 
@@ -379,8 +380,8 @@ impl Hparams {
     fn checked(self, keys: &Keys<'_>) -> Result<Self, ModelError> {
         for (&h, &kv) in self.heads.iter().zip(&self.kv_heads) {
             if h == 0 || kv == 0 || h % kv != 0 {
-                let reason = "must be a positive multiple of the number of key heads";
-                let value = format!("{h} with {kv} key heads");
+                let reason = "must be a positive multiple of the number of KV heads";
+                let value = format!("{h} with {kv} KV heads");
                 return Err(ModelError::KeyValue {
                     key: keys.name("attention.head_count"),
                     value,
@@ -391,7 +392,7 @@ impl Hparams {
         Ok(self)
     }
 
-    /// Reads the common keys of an architecture in which layers may have no heads, or no key heads.
+    /// Reads the common keys of an architecture in which layers may have no heads, or no KV heads.
     pub fn read_hybrid(keys: &Keys<'_>) -> Result<Self, ModelError> {
         Self::read_blocks(keys, keys.opt_count("nextn_predict_layers")?.unwrap_or(0))
     }

@@ -1,5 +1,5 @@
 //! Lightning indexer of sparse attention (DSA; DeepSeek-AI, "DeepSeek-V3.2", 2025): a small
-//! attention of many query heads to one key head. Its scores select the top-k positions that the
+//! attention of many query heads to one KV head. Its scores select the top-k positions that the
 //! attention of this layer, and of later layers that share it, attends to.
 
 use puna_graph::*;
@@ -59,7 +59,7 @@ impl IndexerSizes {
     }
 
     /// Reads `attention.indexer.{block_size,local_blocks}` as well, for an indexer that selects
-    /// blocks for each key head. `kv_heads` are the key heads of the layers.
+    /// blocks for each KV head. `kv_heads` are the KV heads of the layers.
     pub fn read_blocks(
         keys: &Keys<'_>,
         rope_dim: usize,
@@ -99,7 +99,7 @@ impl IndexerSizes {
         let Self { heads, dim, .. } = *self;
         let (mask, selected) =
             (Mask::Pooled(block as u32), SelectedPositions { lists: 1, count, block: 1 });
-        TopKPositionsSpec { heads, dim, rectified: true, mask, near: 0, selected }
+        TopKPositionsSpec { heads, dim, relu: true, mask, near: 0, selected }
     }
 }
 
@@ -164,7 +164,7 @@ impl Indexer {
             spec: TopKPositionsSpec {
                 heads,
                 dim,
-                rectified: true,
+                relu: true,
                 mask: Mask::Causal,
                 near: local_blocks,
                 selected,
@@ -173,7 +173,7 @@ impl Indexer {
     }
 
     /// Loads `indexer.{q_proj,k_proj,q_norm,k_norm}` of a layer; each head selects blocks for one
-    /// key head.
+    /// KV head.
     pub fn load_blocks(
         b: &mut LayerLoader<'_, '_>,
         sizes: IndexerSizes,
@@ -192,7 +192,7 @@ impl Indexer {
             spec: TopKPositionsSpec {
                 heads,
                 dim,
-                rectified: false,
+                relu: false,
                 mask: Mask::Causal,
                 near: local_blocks,
                 selected,

@@ -3,7 +3,7 @@
 //! The cache holds one compressed vector `c` of `kv_lora_rank` values per token, and `qk_rope_dim`
 //! rotated key values that all heads share. Keys `W_UK c` and values `W_UV c` of the heads are
 //! never computed: `W_UK` is absorbed into the query and `W_UV` into the result. So all query heads
-//! attend to one key head, and the first columns of its keys are the values.
+//! attend to one KV head, and the first columns of its keys are the values.
 //!
 //! Tensors of a block: `attn_q` or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`; `attn_kv_a_mqa`,
 //! `attn_kv_a_norm`; `attn_k_b`, `attn_v_b`, or in older files both in `attn_kv_b`.

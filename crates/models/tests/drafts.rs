@@ -120,7 +120,7 @@ fn a_draft_model_of_another_target_is_rejected_with_numbers() {
     let key = "gemma4-assistant.attention.head_count_kv";
     let draft = changed("gemma4-assistant", &|meta| meta.set(key, 2u32), &|_| false);
     let heads = refused("gemma4", &draft).to_string();
-    assert!(heads.contains("2 key heads of 8") && heads.contains("1 key heads of 8"), "{heads}");
+    assert!(heads.contains("2 KV heads of 8") && heads.contains("1 KV heads of 8"), "{heads}");
     let key = "gemma4-assistant.attention.sliding_window";
     let draft = changed("gemma4-assistant", &|meta| meta.set(key, 30u32), &|_| false);
     let window = refused("gemma4", &draft).to_string();

@@ -20,7 +20,7 @@ pub fn store() -> anyhow::Result<Store> {
     Ok(Config::from_env()?.store()?)
 }
 
-/// Launcher of sandboxed processes for jobs on files of strangers. Without a home directory, the
+/// Launcher of sandboxed processes for jobs on untrusted files. Without a home directory, the
 /// settings have their defaults.
 ///
 /// # Errors

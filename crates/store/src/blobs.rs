@@ -40,7 +40,7 @@ impl Store {
         self.ignored_blobs.lock().unwrap_or_else(PoisonError::into_inner).insert(path, fingerprint);
     }
 
-    /// Creates the folder of blobs, by which programs recognise a models folder.
+    /// Creates the folder of blobs, by which programs recognize a models folder.
     ///
     /// # Errors
     /// The store cannot be written.

@@ -10,7 +10,7 @@ use crate::modelfile::ModelfileError;
 use crate::name::NameError;
 use crate::quantize_types::{IMATRIX_TYPES, QUANTIZE_TYPES};
 
-/// An error of the store. Messages about requests are Ollama's, so that clients recognise them.
+/// An error of the store. Messages about requests are Ollama's, so that clients recognize them.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints

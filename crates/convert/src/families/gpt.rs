@@ -44,7 +44,7 @@ const STARCODER_LAYER: [TensorRule; 5] = [
     ignore("attn"),
 ];
 
-/// Multi-query attention: one key head.
+/// Multi-query attention: one KV head.
 pub(super) const STARCODER: Family = Family {
     architecture: "starcoder",
     classes: &["GPTBigCodeForCausalLM"],
@@ -177,7 +177,7 @@ pub(super) const FALCON: Family = Family {
     ..BASE
 };
 
-/// One key head, unless the configuration has groups of heads.
+/// One KV head, unless the configuration has groups of heads.
 fn falcon_shape(config: &Config) -> Result<HyperParameters, ConvertError> {
     let mut params = HyperParameters::with_default_context(config, 2048)?;
     let is_new = config.flag("new_decoder_architecture").unwrap_or(false);
@@ -285,7 +285,7 @@ const REFACT_LAYER: [TensorRule; 5] = [
     rename("mlp.c_proj", "ffn_down"),
 ];
 
-/// RMS norms, a gate, one key head, ALiBi.
+/// RMS norms, a gate, one KV head, ALiBi.
 pub(super) const REFACT: Family = Family {
     architecture: "refact",
     classes: &["GPTRefactForCausalLM"],

@@ -216,7 +216,7 @@ pub(super) fn split_kv_b_of_layer<'a>(
     Ok(())
 }
 
-/// Writes the sizes of latent attention as of one key head.
+/// Writes the sizes of latent attention as of one KV head.
 pub(super) fn write_latent_sizes(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError> {
     let config = metadata.config;
     let rank = config.opt_count("kv_lora_rank")?.unwrap_or(512);

@@ -48,7 +48,7 @@ fn deci(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError> {
         let attention = block.get("attention").ok_or_else(wrong)?;
         let group = attention.get("n_heads_in_group").and_then(serde_json::Value::as_u64);
         let is_linear = attention.get("replace_with_linear").and_then(serde_json::Value::as_bool);
-        // A linear layer has heads but no key heads; a layer without either has none.
+        // A linear layer has heads but no KV heads; a layer without either has none.
         let (query_count, kv_count) =
             match group.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0) {
                 Some(group) => (all, all / group),
@@ -134,7 +134,7 @@ fn divisible(size: f32, divisor: u32) -> u32 {
     if (near as f32) < 0.9 * size { near.saturating_add(divisor) } else { near }
 }
 
-/// In the folder, query heads of one key head are `kv_heads` apart; in GGUF files they are
+/// In the folder, query heads of one KV head are `kv_heads` apart; in GGUF files they are
 /// adjacent.
 const PLAMO_LAYER: [TensorRule; 3] = [
     rename("norm", "attn_norm"),
@@ -150,7 +150,7 @@ pub(super) const PLAMO: Family = Family {
     layer_prefix: "layers.layers.",
     layer_rules: &[&PLAMO_LAYER, &ATTENTION, &GATED_FFN],
     hyper_parameters: |config| {
-        // The folder does not have the context length, and the configuration's number of key heads
+        // The folder does not have the context length, and the configuration's number of KV heads
         // means something else.
         let context = config.opt_count("max_position_embeddings")?.unwrap_or(4096);
         let mut params =

@@ -45,7 +45,7 @@ pub(crate) struct Defaults {
 }
 
 impl HyperParameters {
-    /// Reads a configuration that may omit only the number of key heads and the size of a head.
+    /// Reads a configuration that may omit only the number of KV heads and the size of a head.
     pub(crate) fn from_config(config: &Config) -> Result<Self, ConvertError> {
         Self::with_sizes(
             config,

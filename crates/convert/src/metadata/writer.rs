@@ -125,7 +125,7 @@ impl<'a> MetadataWriter<'a> {
         self.set("attention.head_count_kv", kv_heads);
     }
 
-    /// Writes the sizes of an encoder, which has as many key heads as query heads.
+    /// Writes the sizes of an encoder, which has as many KV heads as query heads.
     pub(crate) fn write_encoder_sizes(&mut self) {
         let HyperParameters { hidden_size, context_length, feed_forward_length, .. } = *self.params;
         self.set("block_count", self.params.dims.layers);

@@ -145,7 +145,7 @@ fn dbrx(mut model: ZooModel<'_>) -> Vec<StoredTensor> {
     model.into_folder_tensors(&whole, "transformer.blocks.", &own)
 }
 
-/// Interleaves query heads by key head.
+/// Interleaves query heads by KV head.
 fn plamo(mut model: ZooModel<'_>) -> Vec<StoredTensor> {
     let (groups, head) = (model.kv_heads(), 12);
     let crossed = |numbers: &[f32], each: usize| {

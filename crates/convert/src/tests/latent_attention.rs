@@ -363,7 +363,7 @@ pub(super) fn hy_v4() -> Case {
         ("hc_eps", "hyper_connection.epsilon"),
         ("hc_magnitude", "hyper_connection.magnitude"),
     ];
-    // The configuration's number of key heads is not used.
+    // The configuration's number of KV heads is not used.
     case("hy_v4-indexer", "HYV4ForCausalLM").keys(&[SIZES, ROUTED, WEIGHTED, INDEXED, &own].concat()).config(
         json!({"num_key_value_heads": 2, "qk_nope_head_dim": 12, "head_dim": null, "swiglu_limit": 0.35,
         "first_k_dense_replace": null, "mlp_layer_types": ["dense", "sparse", "sparse"],

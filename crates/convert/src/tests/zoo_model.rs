@@ -132,7 +132,7 @@ impl<'a> ZooModel<'a> {
         }
     }
 
-    /// Reorders rows of all queries, keys and values to those of each key head.
+    /// Reorders rows of all queries, keys and values to those of each KV head.
     pub(super) fn group_by_key_head(&mut self, part: &str, kv_heads: usize) {
         let group = self.heads() / kv_heads;
         self.for_parts(&[part], &|(shape, numbers)| {

@@ -13,7 +13,7 @@ use crate::ops::attention::AttentionTasks;
 use crate::topology::simulated::{machine, set_quota};
 
 const DIM: usize = 416;
-/// Two query heads for each of 13 key heads: a token's task takes several key heads, and the last
+/// Two query heads for each of 13 KV heads: a token's task takes several KV heads, and the last
 /// task fewer.
 const HEADS: usize = 26;
 const HEAD: usize = DIM / HEADS;
@@ -148,7 +148,7 @@ fn the_thread_count_follows_the_cpu_quota_and_changes_no_bit_of_the_results() {
     }
 }
 
-/// A precondition of the test above: with few threads, the tasks of a token take several key heads,
+/// A precondition of the test above: with few threads, the tasks of a token take several KV heads,
 /// with and without splits; with more threads they take one, and a block of many rows always takes
 /// one.
 #[test]

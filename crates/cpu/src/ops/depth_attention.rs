@@ -9,7 +9,7 @@ use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 pub struct DepthAttention {
     pub depths: Vec<ArenaRange>,
     pub out: ArenaRange,
-    /// Score weight of each feature of a normalised value.
+    /// Score weight of each feature of a normalized value.
     pub w: Vec<f32>,
     pub eps: f32,
 }
@@ -43,7 +43,7 @@ unsafe impl Instruction for DepthAttention {
     }
 }
 
-/// `Σ w · x / √(mean(x²) + eps)`. Sums are kept in lanes, so that the compiler vectorises them.
+/// `Σ w · x / √(mean(x²) + eps)`. Sums are kept in lanes, so that the compiler vectorizes them.
 fn score(x: &[f32], w: &[f32], eps: f32) -> f32 {
     // Independent sums.
     const LANES: usize = 8;

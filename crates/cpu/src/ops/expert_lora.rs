@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use puna_kernels::{Acts, OutMut, Scratch, WeightRows};
 
-use super::moe::{ExpertMatrix, MoeLayer, SLOTS_PER_TASK};
+use super::moe::{ExpertMatrix, MoeLayer, ROWS_PER_TASK};
 use crate::memory::SharedBuffer;
 use crate::step::{Instruction, Step, ThreadScratch};
 
@@ -68,12 +68,12 @@ unsafe impl Instruction for AddExpertLora {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.moe.slots(step).div_ceil(SLOTS_PER_TASK)
+        self.moe.slots(step).div_ceil(ROWS_PER_TASK)
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch) {
         let (m, ThreadScratch { kernel, floats, .. }) = (&*self.moe, scratch);
-        for slot in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.slots(step)) {
+        for slot in task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(m.slots(step)) {
             let expert = m.matrix_of(m.expert_of(slot));
             // SAFETY: an earlier instruction wrote it, behind a barrier.
             let token = unsafe { m.buffers.tokens.slice(slot, 1)[0] as usize };

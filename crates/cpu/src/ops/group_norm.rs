@@ -4,7 +4,7 @@ use puna_graph::ArenaRange;
 
 use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Normalises groups of columns over all tokens of a sequence.
+/// Normalizes groups of columns over all tokens of a sequence.
 pub struct GroupNorm {
     pub x: ArenaRange,
     pub out: ArenaRange,

@@ -128,7 +128,7 @@ impl MoeLayer {
     }
 
     /// The experts of the token id of a row, if a table gives them.
-    fn experts_of<'a>(
+    fn experts_by_token_id<'a>(
         &self,
         row: usize,
         step: &'a Step<'_>,
@@ -225,16 +225,17 @@ unsafe impl Instruction for Route {
                 m.buffers.weights.slice_mut(0, n * top_k),
             )
         };
+        // `slots` holds expert ids until the counting sort replaces them.
         let mut scores = RouterScores::default();
         for token in 0..n {
             // SAFETY: an earlier instruction computed it, behind a barrier.
             let logits = unsafe { step.arena.row(&m.router, token) };
             let (slots, weights) =
                 (&mut slots[token * top_k..][..top_k], &mut weights[token * top_k..][..top_k]);
-            match m.experts_of(token, step) {
+            match m.experts_by_token_id(token, step) {
                 Some(experts) => {
                     slots.iter_mut().zip(experts).for_each(|(slot, expert)| *slot = expert);
-                    scores.weigh_given(&m.spec, logits, slots, weights);
+                    scores.weights_of_fixed_experts(&m.spec, logits, slots, weights);
                 }
                 None => scores.select(&m.spec, &m.selection_bias, logits, slots, weights),
             }
@@ -269,12 +270,12 @@ unsafe impl Instruction for Gather {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.0.slots(step).div_ceil(SLOTS_PER_TASK)
+        self.0.slots(step).div_ceil(ROWS_PER_TASK)
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.0;
-        for slot in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.slots(step)) {
+        for slot in task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(m.slots(step)) {
             // SAFETY: earlier instructions wrote slots and input, behind a barrier; each slot
             // belongs to one task.
             unsafe {
@@ -293,8 +294,8 @@ unsafe impl Instruction for Gather {
     }
 }
 
-/// Slots per task of an element-wise instruction.
-pub(super) const SLOTS_PER_TASK: usize = 8;
+/// Slots, or tokens, per task of an element-wise instruction.
+pub(super) const ROWS_PER_TASK: usize = 8;
 
 /// Gate and up products of the selected experts.
 pub struct GateUpProjection(pub Arc<MoeLayer>);
@@ -359,13 +360,13 @@ unsafe impl Instruction for ExpertActivation {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.0.slots(step).div_ceil(SLOTS_PER_TASK)
+        self.0.slots(step).div_ceil(ROWS_PER_TASK)
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.0;
         let h = m.spec.hidden;
-        for slot in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.slots(step)) {
+        for slot in task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(m.slots(step)) {
             // SAFETY: earlier instructions wrote the products, behind a barrier; each slot belongs
             // to one task.
             unsafe {
@@ -434,13 +435,13 @@ unsafe impl Instruction for Combine {
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
-        self.0.tokens(step).div_ceil(SLOTS_PER_TASK)
+        self.0.tokens(step).div_ceil(ROWS_PER_TASK)
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.0;
         let (top_k, n) = (m.spec.top_k, m.out.cols);
-        for token in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.tokens(step)) {
+        for token in task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(m.tokens(step)) {
             // SAFETY: earlier instructions wrote the products, behind a barrier; each token belongs
             // to one task.
             unsafe {

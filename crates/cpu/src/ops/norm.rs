@@ -14,7 +14,7 @@ pub struct NormRows {
     /// Bias of layer norms, as `w`.
     pub b: Vec<f32>,
     pub eps: f32,
-    /// Columns that are normalised together.
+    /// Columns that are normalized together.
     pub group: usize,
     pub kind: NormKind,
 }

@@ -44,7 +44,7 @@ impl RouterScores {
     }
 
     /// Computes the weights of experts that a table selects by token id.
-    pub fn weigh_given(
+    pub fn weights_of_fixed_experts(
         &mut self,
         spec: &MoeSpec,
         logits: &[f32],
@@ -72,12 +72,12 @@ impl RouterScores {
     }
 }
 
-/// Normalises and scales the weights of the selected experts.
+/// Normalizes and scales the weights of the selected experts.
 fn scale_weights(spec: &MoeSpec, weights: &mut [f32]) {
     if spec.gating == Gating::SoftmaxOfSelected {
         softmax(weights);
     }
-    if spec.normalise {
+    if spec.normalize {
         let sum = weights.iter().sum::<f32>().max(6.1e-5);
         weights.iter_mut().for_each(|w| *w /= sum);
     }
@@ -141,7 +141,7 @@ mod tests {
         let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
         let (gate_bias, up_bias, down_bias, selection_bias, factors) =
             (None, None, None, None, None);
-        let (normalise, scale, groups, experts_by_token, weighs_input) =
+        let (normalize, scale, groups, experts_by_token, weighs_input) =
             (false, 1.0, None, None, false);
         let (glu, hidden, out, experts_per_matrix, lora_updates) =
             (Glu::Silu, 1, 1, 1, ExpertLoraUpdates::default());
@@ -149,7 +149,7 @@ mod tests {
             experts,
             top_k,
             gating,
-            normalise,
+            normalize,
             scale,
             factors,
             selection_bias,
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn expert_weights_are_normalized_before_they_are_scaled() {
-        let sum = MoeSpec { normalise: true, scale: 2.5, ..spec(3, 2, Gating::Sigmoid) };
+        let sum = MoeSpec { normalize: true, scale: 2.5, ..spec(3, 2, Gating::Sigmoid) };
         let (experts, weights) = selected(&sum, &[], &[0.0, 0.0, -9.0]);
         assert_eq!((experts, weights), (vec![0, 1], vec![1.25, 1.25]));
         let (_, weights) = selected(&spec(3, 2, Gating::SoftmaxOfSelected), &[], &[3.0, 1.0, 3.0]);
@@ -197,7 +197,7 @@ mod tests {
     fn preselected_experts_get_the_weights_of_their_logits() {
         let plain = spec(3, 2, Gating::SqrtSoftplus);
         let (logits, mut weights) = ([5.0, 0.0, 1.0], [0.0; 2]);
-        RouterScores::default().weigh_given(&plain, &logits, &[1, 2], &mut weights);
+        RouterScores::default().weights_of_fixed_experts(&plain, &logits, &[1, 2], &mut weights);
         let near = |x: f32, square: f32| (x * x - square).abs() < 1e-6;
         assert!(near(weights[0], 2f32.ln()) && near(weights[1], 1f32.exp().ln_1p()), "{weights:?}");
         assert_eq!(selected(&plain, &[], &logits).0, [0, 2]);

@@ -5,7 +5,7 @@ use puna_graph::{ArenaRange, StreamSpec};
 use crate::ops::elementwise::own_row;
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
-/// Rows of weights per task. With all normalisation rounds, a row takes a few microseconds.
+/// Rows of weights per task. With all normalization rounds, a row takes a few microseconds.
 const WEIGHT_ROWS: usize = 8;
 /// Columns of the streams that are copied while the streams are overwritten.
 const CHUNK: usize = 64;
@@ -53,7 +53,7 @@ fn weigh(spec: &StreamSpec, numbers: &mut [f32]) {
     }
 }
 
-/// Normalises rows and columns of a matrix in turn (Sinkhorn and Knopp, 1967).
+/// Normalizes rows and columns of a matrix in turn (Sinkhorn and Knopp, 1967).
 fn balance(matrix: &mut [f32], spec: &StreamSpec) {
     let (count, floor) = (spec.streams, spec.floor);
     for row in matrix.chunks_exact_mut(count) {
@@ -143,7 +143,7 @@ unsafe impl Instruction for StreamSimilarityGate {
 
 /// See [`puna_graph::Op::StreamSimilarityGate`].
 fn agreement(a: &[f32], b: &[f32]) -> f32 {
-    // Sums are kept in lanes, so that the compiler vectorises them.
+    // Sums are kept in lanes, so that the compiler vectorizes them.
     let mut lanes = [0.0f32; 8];
     for (a, b) in a.chunks(lanes.len()).zip(b.chunks(lanes.len())) {
         lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);

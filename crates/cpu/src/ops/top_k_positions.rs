@@ -108,7 +108,7 @@ impl TopKPositions {
         mut to: impl FnMut(usize, usize, &[f32]),
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
-        let TopKPositionsSpec { rectified, selected, dim, .. } = self.spec;
+        let TopKPositionsSpec { relu, selected, dim, .. } = self.spec;
         let s = &step.input.segments[task.segment];
         let row = s.first_row + task.row;
         // SAFETY: an earlier instruction computed it, behind a barrier.
@@ -129,7 +129,7 @@ impl TopKPositions {
             // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
             let keys = unsafe { cache.gathered(self.layer, KeyOrValue::Key, 0, &slots, gathered) };
             let tile =
-                ScoreTile { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
+                ScoreTile { q: &q, keys, weights, heads_per_sum: self.spec.heads_of_list(), relu };
             (step.level.vector.score)(&tile, &mut sums, scratch);
             sums.chunks_exact(KV_TILE)
                 .enumerate()

@@ -13,14 +13,14 @@ use crate::speculate::draft_source::StepRows;
 use crate::speculate::speculator::StepTiming;
 
 /// Time that the loop waits for token masks while no other sequence can take a step.
-const MASK_POLL: Duration = Duration::from_millis(2);
+const IDLE_MASK_WAIT: Duration = Duration::from_millis(2);
 /// Time that a step waits for token masks. If a mask takes longer, the sampling
 /// of its sequence is deferred to later steps.
-const MASK_WAIT: Duration = Duration::from_millis(20);
+const STEP_MASK_WAIT: Duration = Duration::from_millis(20);
 
-/// Tokens of a sequence after a step.
+/// Tokens that a sequence gained in a step.
 #[derive(Debug, Default)]
-struct Advance {
+struct SequenceProgress {
     /// Number of accepted draft tokens.
     accepted: usize,
     /// Number of generated tokens, accepted ones included.
@@ -33,7 +33,7 @@ impl EngineLoop {
     /// Samples from the results of a step, and sends the output. Sequences that end leave the
     /// engine.
     pub(super) fn emit(&mut self, output: StepOutput) -> Result<(), EngineError> {
-        let deadline = Instant::now() + MASK_WAIT;
+        let deadline = Instant::now() + STEP_MASK_WAIT;
         let (mut ended, mut generated, mut accepted) = (Vec::new(), 0, 0);
         for rows in &output.sequences {
             let advance = self.advance(rows, output.cols, deadline);
@@ -46,8 +46,8 @@ impl EngineLoop {
         self.executor.copy(self.scheduler.pages.take_copies());
         let mut updated = Ok(());
         if output.kind == StepKind::Logits {
-            let model = (&mut self.executor, &self.scheduler.pages);
-            updated = self.speculator.update_cache(self.scheduler.running(), model);
+            let executor_and_pages = (&mut self.executor, &self.scheduler.pages);
+            updated = self.speculator.update_cache(self.scheduler.running(), executor_and_pages);
         }
         self.scheduler.publish_pages();
         self.remove_ended(&ended);
@@ -64,8 +64,8 @@ impl EngineLoop {
     }
 
     /// Advances one sequence of a step.
-    fn advance(&mut self, rows: &SequenceRows, cols: usize, deadline: Instant) -> Advance {
-        let mut advance = Advance { ended: true, ..Advance::default() };
+    fn advance(&mut self, rows: &SequenceRows, cols: usize, deadline: Instant) -> SequenceProgress {
+        let mut advance = SequenceProgress { ended: true, ..SequenceProgress::default() };
         let (running, pages) = self.scheduler.running_mut();
         let Some(s) = running.iter_mut().find(|s| s.id == rows.id) else { return advance };
         let Some(generation) = self.generations.get_mut(&rows.id) else { return advance };
@@ -88,7 +88,7 @@ impl EngineLoop {
             (advance.accepted, is_running) =
                 generation.accept_draft(s, logits, cols, draft, &self.tokenizer, deadline);
             let is_deferred = generation.is_sample_deferred();
-            // Deferred sampling says nothing about the draft.
+            // A deferred sample has not verified the draft yet.
             if let Some(draft) = draft.filter(|_| !is_deferred) {
                 let (drafted, accepted) = (draft.tokens.len(), advance.accepted);
                 self.speculator.record_verified(generation, draft.kind, drafted, accepted);
@@ -122,13 +122,14 @@ impl EngineLoop {
         generated
     }
 
-    /// Waits a moment for token masks if only they hold up the next step. Returns whether they do.
+    /// Waits up to [`IDLE_MASK_WAIT`] if only token masks delay the next step. Returns whether it
+    /// waited.
     pub(super) fn poll_masks(&mut self) -> bool {
         let waits = self.scheduler.running().iter().any(|s| {
             self.generations.get(&s.id).is_some_and(|g| g.is_sample_deferred() && g.is_ready())
         });
         waits && {
-            self.resume_deferred_sampling(Instant::now() + MASK_POLL);
+            self.resume_deferred_sampling(Instant::now() + IDLE_MASK_WAIT);
             true
         }
     }

@@ -64,8 +64,9 @@ impl EngineLoop {
             })
             .collect();
         let limits = DraftLimits { rows: num_batch, target: STEP_TARGET };
-        let model = (&mut self.executor, pages);
-        let drafts = self.speculator.draft(&mut sequences, &self.tokenizer, limits, model)?;
+        let executor_and_pages = (&mut self.executor, pages);
+        let drafts =
+            self.speculator.draft(&mut sequences, &self.tokenizer, limits, executor_and_pages)?;
         let fit = drafts.into_iter().map(|(id, mut draft)| {
             let tokens = self.scheduler.reserve_draft(id, draft.tokens.len());
             draft.tokens.truncate(tokens);

@@ -1,7 +1,7 @@
 //! The engine loop. Each round has three phases: the scheduler plans a step, the executor runs it,
 //! and its results are sampled and sent to the clients.
 
-mod embed_turn;
+mod embed_pacing;
 mod emit;
 mod execute;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use puna_tokenizer::Tokenizer;
 
-use self::embed_turn::EmbedTurn;
+use self::embed_pacing::EmbedPacing;
 use crate::diffusion::{DiffusionSequence, DiffusionSequences};
 use crate::embed_queue::{EmbedQueue, EmbedRequest};
 use crate::executor::ModelExecutor;
@@ -35,7 +35,7 @@ const SHUTTING_DOWN: &str = "the engine is shutting down";
 /// Command of the engine handle to the loop.
 pub enum Command {
     Submit(Box<(SequenceState, Generation)>),
-    Unmask(Box<DiffusionSequence>),
+    SubmitDiffusion(Box<DiffusionSequence>),
     Cancel(RequestId),
     Embed(EmbedRequest),
     /// A sink that was not ready is ready.
@@ -49,11 +49,11 @@ pub struct EngineLoop {
     tokenizer: Arc<Tokenizer>,
     stats: Arc<Mutex<Stats>>,
     scheduler: Scheduler,
-    /// The other part of each sequence of the scheduler.
+    /// Sampler, options and output stream of each sequence in `scheduler`.
     generations: HashMap<RequestId, Generation>,
     diffusion: DiffusionSequences,
     embeds: EmbedQueue,
-    embed_turn: EmbedTurn,
+    embed_pacing: EmbedPacing,
     speculator: Speculator,
 }
 
@@ -73,7 +73,7 @@ impl EngineLoop {
             generations: HashMap::new(),
             diffusion: DiffusionSequences::default(),
             embeds: EmbedQueue::default(),
-            embed_turn: EmbedTurn::default(),
+            embed_pacing: EmbedPacing::default(),
             speculator,
         }
     }
@@ -83,8 +83,8 @@ impl EngineLoop {
         while self.handle_commands(commands) {
             let start = Instant::now();
             let generated = self.generate();
-            self.embed_turn.record_generation(start.elapsed());
-            let embedded = (!generated || self.embed_turn.is_due()) && self.embed();
+            self.embed_pacing.record_generation(start.elapsed());
+            let embedded = (!generated || self.embed_pacing.is_due()) && self.embed();
             let denoised = self.denoise();
             self.publish_stats();
             let progressed = generated || embedded || denoised;
@@ -95,8 +95,8 @@ impl EngineLoop {
         self.stop();
     }
 
-    /// One step of the sequences: plan, execute, emit. Returns `false` if no sequence can take
-    /// part, since their sinks are not ready.
+    /// One step of the sequences: plan, execute, emit. Returns `false` if nothing ran: there is
+    /// no sequence, or no running sequence has a ready sink.
     fn generate(&mut self) -> bool {
         let resumed = self.resume_deferred_sampling(Instant::now()) > 0;
         let plan = self.plan();
@@ -159,7 +159,7 @@ impl EngineLoop {
         let embedded = self.embeds.step(&mut self.scheduler, &mut self.executor);
         if embedded {
             let generating = self.scheduler.running().iter().map(|s| s.client).collect();
-            self.embed_turn.record_embedding(start.elapsed(), &generating, &embedding);
+            self.embed_pacing.record_embedding(start.elapsed(), &generating, &embedding);
         }
         embedded
     }
@@ -214,7 +214,7 @@ impl EngineLoop {
                 self.generations.insert(state.id, generation);
                 self.scheduler.add(state);
             }
-            Command::Unmask(sequence) => self.diffusion.push(*sequence),
+            Command::SubmitDiffusion(sequence) => self.diffusion.push(*sequence),
             Command::Embed(request) => self.embeds.push(request),
             Command::Cancel(id) => {
                 self.diffusion.cancel(id);
@@ -285,8 +285,8 @@ impl EngineLoop {
         let pages = &self.scheduler.pages;
         stats.pages = pages.total();
         stats.pages_in_use = pages.in_use();
-        stats.pages_held = pages.pinned();
-        [stats.window_pages, stats.window_pages_in_use, stats.window_pages_held] =
+        stats.pages_pinned = pages.pinned();
+        [stats.window_pages, stats.window_pages_in_use, stats.window_pages_pinned] =
             pages.window_page_counts();
         stats.preempted = self.scheduler.preemptions();
         stats.scratch_bytes = self.executor.backend.scratch_bytes() as u64;

@@ -128,7 +128,7 @@ pub struct Match {
     pub state: Option<u32>,
     /// Tokens in the tree, including tokens without the state or window pages to continue from; 0
     /// if the model has neither.
-    pub tree_tokens: usize,
+    pub matched_tokens: usize,
 }
 
 impl Match {

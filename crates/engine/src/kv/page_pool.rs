@@ -5,7 +5,7 @@
 //! node is a page; its children are the pages that followed it. A new sequence walks the tree along
 //! its prompt and computes only the rest. It sees the nodes of its [`CacheScope`] only, shares full
 //! pages and copies the matching beginning of the next page. When pages run out, the least recently
-//! used leaf is evicted, in constant time.
+//! used leaf is evicted, usually in constant time.
 
 use std::collections::BTreeMap;
 
@@ -24,9 +24,9 @@ pub struct PagePool {
     total: usize,
     nodes: Vec<Option<Node>>,
     /// Unused indices of `nodes`.
-    empty: Vec<usize>,
+    free_node_ids: Vec<usize>,
     /// Nodes without a pin. Of the nodes of a path, the last one is used least recently.
-    idle: LruList,
+    unpinned: LruList,
     pub(super) roots: BTreeMap<PrefixTreeKey, Vec<NodeId>>,
     pub(super) slots: StateSlots,
     pub(super) window_pages: WindowPages,
@@ -42,8 +42,8 @@ impl PagePool {
             free,
             total,
             nodes: Vec::new(),
-            empty: Vec::new(),
-            idle: LruList::default(),
+            free_node_ids: Vec::new(),
+            unpinned: LruList::default(),
             roots: BTreeMap::new(),
             slots: StateSlots::default(),
             window_pages: WindowPages::default(),
@@ -74,14 +74,14 @@ impl PagePool {
 
     /// Number of pages that running sequences use.
     pub fn pinned(&self) -> usize {
-        self.in_use() - self.idle.len()
+        self.in_use() - self.unpinned.len()
     }
 
     /// Number of pages that a sequence with the cached `path` can take without preemption.
     pub fn available(&self, path: &[NodeId]) -> usize {
         // The pages of the path will be pinned, so they cannot be evicted.
-        let own = path.iter().filter(|id| self.node(**id).pin_count == 0).count();
-        self.free.len() + self.idle.len() - own
+        let unpinned_in_path = path.iter().filter(|id| self.node(**id).pin_count == 0).count();
+        self.free.len() + self.unpinned.len() - unpinned_in_path
     }
 
     pub(super) fn node(&self, id: NodeId) -> &Node {
@@ -104,7 +104,7 @@ impl PagePool {
         if !self.has_states() && !self.has_window_pages() {
             return found;
         }
-        let tree_tokens = found.tokens();
+        let matched_tokens = found.tokens();
         if self.has_states() {
             found = self.find_with_checkpoint(scope, tokens);
         }
@@ -115,7 +115,7 @@ impl PagePool {
             }
             found = self.truncate_to_window_pages(found);
             if found.tokens() == before {
-                return Match { tree_tokens, ..found };
+                return Match { matched_tokens, ..found };
             }
         }
     }
@@ -126,8 +126,9 @@ impl PagePool {
         let Some(mut children) = self.roots.get(&scope.key) else { return found };
         let mut rest = tokens;
         loop {
-            let visible = self.visible(children, scope.namespace_of_page(found.path.len()));
-            let common = visible.map(|id| (self.common(id, rest), id));
+            let visible =
+                self.nodes_in_namespace(children, scope.namespace_of_page(found.path.len()));
+            let common = visible.map(|id| (self.common_prefix_len(id, rest), id));
             let Some((len, id)) = common.max_by_key(|(len, _)| *len) else {
                 return found;
             };
@@ -142,7 +143,7 @@ impl PagePool {
     }
 
     /// The nodes of a namespace among `nodes`.
-    pub(super) fn visible<'a>(
+    pub(super) fn nodes_in_namespace<'a>(
         &'a self,
         nodes: &'a [NodeId],
         namespace: CacheNamespace,
@@ -151,7 +152,7 @@ impl PagePool {
     }
 
     /// Length of the common prefix of a node's page and `tokens`.
-    pub(super) fn common(&self, id: NodeId, tokens: &[u32]) -> usize {
+    pub(super) fn common_prefix_len(&self, id: NodeId, tokens: &[u32]) -> usize {
         self.node(id).tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count()
     }
 
@@ -159,7 +160,7 @@ impl PagePool {
     pub fn pin(&mut self, path: &[NodeId]) {
         for &id in path {
             self.node_mut(id).pin_count += 1;
-            self.idle.remove(id.0);
+            self.unpinned.remove(id.0);
         }
     }
 
@@ -170,7 +171,7 @@ impl PagePool {
             let node = self.node_mut(id);
             node.pin_count -= 1;
             if node.pin_count == 0 {
-                self.idle.push(id.0);
+                self.unpinned.push(id.0);
             }
         }
     }
@@ -206,9 +207,9 @@ impl PagePool {
     fn evict(&mut self) {
         // The first idle node is a leaf, unless a page was inserted below an idle one.
         let is_leaf = |index: &usize| self.node(NodeId(*index)).children.is_empty();
-        let Some(oldest) = self.idle.iter().find(is_leaf) else { return };
+        let Some(oldest) = self.unpinned.iter().find(is_leaf) else { return };
         let node = self.nodes[oldest].take().expect("entries of the list are live");
-        self.idle.remove(oldest);
+        self.unpinned.remove(oldest);
         match node.parent {
             Parent::Node(parent) => self.node_mut(parent).children.retain(|id| id.0 != oldest),
             Parent::Root(key) => {
@@ -220,7 +221,7 @@ impl PagePool {
                 }
             }
         }
-        self.empty.push(oldest);
+        self.free_node_ids.push(oldest);
         self.free.push(node.page);
         self.drop_window_page(NodeId(oldest), node.window);
         node.checkpoints.into_iter().for_each(|checkpoint| self.slots.release(checkpoint.slot));
@@ -237,10 +238,10 @@ impl PagePool {
         tokens: &[u32],
     ) -> NodeId {
         debug_assert!(!tokens.is_empty() && tokens.len() <= PAGE_TOKENS);
-        for id in self.visible(self.children(parent), namespace).collect::<Vec<_>>() {
+        for id in self.nodes_in_namespace(self.children(parent), namespace).collect::<Vec<_>>() {
             let known = self.node_mut(id);
             if known.tokens.len() >= tokens.len() && known.tokens[..tokens.len()] == *tokens {
-                self.idle.touch(id.0);
+                self.unpinned.touch(id.0);
                 self.free.push(page.full);
                 // Restores a released window page, if the page is whole.
                 match page.window {
@@ -261,7 +262,7 @@ impl PagePool {
                 let old = std::mem::replace(&mut known.page, page.full);
                 known.tokens = tokens.to_vec();
                 let window = known.window.take();
-                self.idle.touch(id.0);
+                self.unpinned.touch(id.0);
                 self.free.push(old);
                 self.drop_window_page(id, window);
                 page.window.into_iter().for_each(|window| self.set_window_page(id, window));
@@ -279,12 +280,12 @@ impl PagePool {
             checkpoints,
             pin_count: 0,
         };
-        let index = self.empty.pop().unwrap_or_else(|| {
+        let index = self.free_node_ids.pop().unwrap_or_else(|| {
             self.nodes.push(None);
             self.nodes.len() - 1
         });
         self.nodes[index] = Some(node);
-        self.idle.push(index);
+        self.unpinned.push(index);
         page.window.into_iter().for_each(|window| self.set_window_page(NodeId(index), window));
         match parent {
             Parent::Node(parent) => self.node_mut(*parent).children.push(NodeId(index)),

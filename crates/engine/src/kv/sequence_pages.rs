@@ -19,7 +19,7 @@ pub struct SequencePages {
     /// Pinned full pages of the prefix tree.
     path: Vec<NodeId>,
     /// Private pages, in order.
-    own: Vec<Page>,
+    private: Vec<Page>,
     /// Index in `path` of the first window page in use. The windows of the next token do not reach
     /// earlier pages.
     first_window_page: usize,
@@ -67,7 +67,7 @@ impl SequencePages {
         let unfinished = same_path.filter_map(|(other, other_tokens)| {
             let rest = other_tokens.get(computed..)?.iter().zip(&tokens[computed..]);
             let common = rest.take_while(|(a, b)| a == b);
-            Some((*other.own.first()?, common.take(PAGE_TOKENS).count()))
+            Some((*other.private.first()?, common.take(PAGE_TOKENS).count()))
         });
         let unfinished = unfinished
             .max_by_key(|(_, tokens)| *tokens)
@@ -78,7 +78,7 @@ impl SequencePages {
         }
         let mut sequence = Self::pin_path(pages, found.path, computed + partial_tokens, scope);
         sequence.likely_branch_positions =
-            [tokens.len(), found.tree_tokens / PAGE_TOKENS * PAGE_TOKENS];
+            [tokens.len(), found.matched_tokens / PAGE_TOKENS * PAGE_TOKENS];
         let copied = match (unfinished, found.partial) {
             (Some((page, _)), _) => sequence.copy(pages, page),
             (None, Some((node, _))) => sequence.copy_node(pages, node),
@@ -110,13 +110,13 @@ impl SequencePages {
 
     /// Releases all pages and returns an empty value.
     fn discard(mut self, pages: &mut PagePool) -> Self {
-        self.own.drain(..).for_each(|page| pages.release_page(page));
-        self.leave_path(pages);
+        self.private.drain(..).for_each(|page| pages.release_page(page));
+        self.unpin_path(pages);
         self
     }
 
     /// Unpins the pages of the tree.
-    fn leave_path(&mut self, pages: &mut PagePool) {
+    fn unpin_path(&mut self, pages: &mut PagePool) {
         let path = std::mem::take(&mut self.path);
         path[self.first_window_page..].iter().for_each(|&node| pages.unpin_window_page(node, true));
         self.first_window_page = 0;
@@ -131,7 +131,7 @@ impl SequencePages {
         found: Match,
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
-        let divergence = found.tree_tokens / PAGE_TOKENS * PAGE_TOKENS;
+        let divergence = found.matched_tokens / PAGE_TOKENS * PAGE_TOKENS;
         // A checkpoint of a running sequence at a later position, in a page that is not full yet.
         let checkpoints = others.flat_map(|(other, other_tokens)| {
             other.checkpoints.iter().map(move |checkpoint| (other, other_tokens, *checkpoint))
@@ -153,17 +153,17 @@ impl SequencePages {
         let mut sequence = Self::pin_path(pages, path, computed, scope);
         (sequence.divergence, sequence.likely_branch_positions) =
             (divergence, [tokens.len(), divergence]);
-        let has_partial_page = match (later_checkpoint, found.partial) {
+        let partial_page_ready = match (later_checkpoint, found.partial) {
             _ if computed.is_multiple_of(PAGE_TOKENS) => true,
             (Some((other, ..)), _) => {
-                other.own.first().is_some_and(|&page| sequence.copy(pages, page))
+                other.private.first().is_some_and(|&page| sequence.copy(pages, page))
             }
             (None, Some((node, _))) => sequence.copy_node(pages, node),
             (None, None) => true,
         };
         from.iter().for_each(|&from| pages.touch_checkpoint(from));
         sequence.state = pages.take_state();
-        if let (true, Some(from), Some(to)) = (has_partial_page, from, sequence.state) {
+        if let (true, Some(from), Some(to)) = (partial_page_ready, from, sequence.state) {
             // If no other slot was free, the checkpoint itself was taken.
             if from != to {
                 pages.record_copy(CacheCopy::State { from, to });
@@ -178,7 +178,7 @@ impl SequencePages {
     fn copy(&mut self, pages: &mut PagePool, from: Page) -> bool {
         let Some(page) = pages.take() else { return false };
         pages.record_copy(CacheCopy::Page { from, to: page });
-        self.own.push(page);
+        self.private.push(page);
         true
     }
 
@@ -205,7 +205,7 @@ impl SequencePages {
         cached_tokens: usize,
     ) -> Segment {
         let shared = |from: usize| self.path[from..].iter().map(|&id| pages.page(id));
-        let own = || self.own.iter().copied();
+        let own = || self.private.iter().copied();
         let window_pages = if pages.has_window_pages() {
             let all = shared(self.first_window_page).chain(own());
             all.map(|page| page.window.expect("window pages in use stay")).collect()
@@ -225,19 +225,19 @@ impl SequencePages {
 
     /// Number of window pages in use.
     pub fn window_pages(&self) -> usize {
-        self.path.len() - self.first_window_page + self.own.len()
+        self.path.len() - self.first_window_page + self.private.len()
     }
 
     /// Capacity of the pages in tokens.
     pub fn capacity_tokens(&self) -> usize {
-        (self.path.len() + self.own.len()) * PAGE_TOKENS
+        (self.path.len() + self.private.len()) * PAGE_TOKENS
     }
 
     /// Takes pages until the capacity is `tokens`. Returns `false` if no page is free.
     pub fn grow(&mut self, pages: &mut PagePool, tokens: usize) -> bool {
         while self.capacity_tokens() < tokens {
             match pages.take() {
-                Some(page) => self.own.push(page),
+                Some(page) => self.private.push(page),
                 None => return false,
             }
         }
@@ -247,7 +247,7 @@ impl SequencePages {
     /// Releases private pages that `tokens` tokens do not need.
     pub fn shrink(&mut self, pages: &mut PagePool, tokens: usize) {
         while self.capacity_tokens() >= tokens + PAGE_TOKENS
-            && let Some(page) = self.own.pop()
+            && let Some(page) = self.private.pop()
         {
             pages.release_page(page);
         }
@@ -279,11 +279,11 @@ impl SequencePages {
     /// Moves full private pages to the tree, where other sequences find them at once. `computed`
     /// are the computed tokens; rejected draft tokens behind them are not published.
     pub fn publish(&mut self, pages: &mut PagePool, computed: &[u32]) {
-        while !self.own.is_empty() && computed.len() >= (self.path.len() + 1) * PAGE_TOKENS {
+        while !self.private.is_empty() && computed.len() >= (self.path.len() + 1) * PAGE_TOKENS {
             let start = self.path.len() * PAGE_TOKENS;
             let tokens = &computed[start..start + PAGE_TOKENS];
             let node =
-                pages.insert(&self.last(), self.next_namespace(), self.own.remove(0), tokens);
+                pages.insert(&self.last(), self.next_namespace(), self.private.remove(0), tokens);
             pages.pin(&[node]);
             pages.pin_window_pages(&[node]);
             self.path.push(node);
@@ -339,7 +339,7 @@ impl SequencePages {
         let rest = &computed[start..];
         let mut last = self.path.last().map(|&node| (node, PAGE_TOKENS));
         let (parent, namespace) = (self.last(), self.next_namespace());
-        for (i, page) in std::mem::take(&mut self.own).into_iter().enumerate() {
+        for (i, page) in std::mem::take(&mut self.private).into_iter().enumerate() {
             if i == 0 && !rest.is_empty() {
                 let node = pages.insert(&parent, namespace, page, rest);
                 pages.evict_window_page_last(node);
@@ -357,6 +357,6 @@ impl SequencePages {
             (None, _) => {}
         }
         self.drop_checkpoints(pages);
-        self.leave_path(pages);
+        self.unpin_path(pages);
     }
 }

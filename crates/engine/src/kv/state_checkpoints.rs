@@ -72,8 +72,8 @@ impl PagePool {
         let (mut children, mut rest) =
             (self.roots.get(&scope.key).map_or(&[][..], |roots| roots), tokens);
         loop {
-            let visible = self.visible(children, scope.namespace_of_page(path.len()));
-            let common = visible.map(|id| (id, self.common(id, rest)));
+            let visible = self.nodes_in_namespace(children, scope.namespace_of_page(path.len()));
+            let common = visible.map(|id| (id, self.common_prefix_len(id, rest)));
             let states = common
                 .clone()
                 .filter_map(|(id, common)| Some((id, self.last_checkpoint(id, common)?)));
@@ -124,7 +124,7 @@ fn match_up_to_checkpoint(mut path: Vec<NodeId>, id: NodeId, checkpoint: StateCh
     } else {
         Some((id, checkpoint.tokens))
     };
-    Match { path, partial, state: Some(checkpoint.slot), tree_tokens: 0 }
+    Match { path, partial, state: Some(checkpoint.slot), matched_tokens: 0 }
 }
 
 #[cfg(test)]
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_cached_prefix_ends_at_the_last_checkpoint() {
         let (mut pages, tokens, [first, second, third]) = three_pages();
-        assert_eq!(find(&pages, &tokens), Match { tree_tokens: 138, ..Match::default() });
+        assert_eq!(find(&pages, &tokens), Match { matched_tokens: 138, ..Match::default() });
         let slots = [(); 3].map(|()| pages.take_state().unwrap());
         assert_eq!(pages.take_state(), None);
         pages.store_checkpoint(first, 64, slots[0]);
@@ -200,7 +200,7 @@ mod tests {
         let prompt = leaf(30, 800);
         let found = find(&pages, &prompt);
         assert_eq!(
-            (found.partial, found.state, found.tree_tokens),
+            (found.partial, found.state, found.matched_tokens),
             (Some((first, 29)), Some(slots[0]), 30)
         );
         // A shorter prompt finds the checkpoint of the page that diverges earlier.
@@ -225,7 +225,7 @@ mod tests {
         pages.take().unwrap();
         pages.take().unwrap();
         assert_eq!(pages.states_available(), 2);
-        assert_eq!(find(&pages, &tokens).tree_tokens, 128);
+        assert_eq!(find(&pages, &tokens).matched_tokens, 128);
     }
 
     #[test]

@@ -60,8 +60,8 @@ impl PagePool {
     pub fn window_pages_available(&self, path: &[NodeId]) -> usize {
         let is_idle =
             |id: &&NodeId| self.node(**id).window.as_ref().is_some_and(|w| w.pin_count == 0);
-        let own = path.iter().filter(is_idle).count();
-        self.window_pages.free.len() + self.window_pages.idle_count() - own
+        let unpinned_in_path = path.iter().filter(is_idle).count();
+        self.window_pages.free.len() + self.window_pages.idle_count() - unpinned_in_path
     }
 
     /// Takes a window page; evicts one if needed: the least recently used one without
@@ -151,7 +151,7 @@ impl PagePool {
         if !self.has_window_pages() {
             return found;
         }
-        let Match { mut path, mut partial, state, tree_tokens } = found;
+        let Match { mut path, mut partial, state, matched_tokens } = found;
         loop {
             let tokens = path.len() * PAGE_TOKENS + partial.map_or(0, |(_, tokens)| tokens);
             let is_there = |id: NodeId| self.node(id).window.is_some();
@@ -160,17 +160,17 @@ impl PagePool {
                 partial = None;
                 continue;
             }
-            let checkpoint = self
+            let present = self
                 .pages_in_window(&path, tokens)
                 .iter()
                 .rev()
                 .take_while(|&&id| is_there(id))
                 .count();
-            if checkpoint == self.pages_in_window(&path, tokens).len() {
-                return Match { path, partial, state, tree_tokens };
+            if present == self.pages_in_window(&path, tokens).len() {
+                return Match { path, partial, state, matched_tokens };
             }
             // The prefix ends before the missing page.
-            path.truncate(path.len() - checkpoint - 1);
+            path.truncate(path.len() - present - 1);
             partial = None;
         }
     }

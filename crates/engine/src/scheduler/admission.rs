@@ -6,14 +6,14 @@ use super::{Scheduler, SequenceState, StepPlan};
 use crate::kv::{NodeId, PAGE_TOKENS};
 
 impl Scheduler {
-    /// Admits waiting sequences while places, pages and state slots suffice, or while a client that
-    /// has more can give way.
+    /// Admits waiting sequences while places, pages and state slots suffice, or while
+    /// preempting a sequence of a client that has more can free them.
     pub(super) fn admit(&mut self, plan: &mut StepPlan) {
         while let Some(at) = self.next_to_admit() {
             let id = self.waiting[at].id;
-            let lacks_place = self.is_full();
-            let lacks_pages = !lacks_place && !self.fits(&self.waiting[at]);
-            if lacks_place || lacks_pages || !self.has_free_state() {
+            let at_sequence_limit = self.is_full();
+            let lacks_pages = !at_sequence_limit && !self.fits(&self.waiting[at]);
+            if at_sequence_limit || lacks_pages || !self.has_free_state() {
                 if self.blocks_admission || !self.preempt_for(id, lacks_pages, plan) {
                     return;
                 }
@@ -57,14 +57,18 @@ impl Scheduler {
         let needs = |tokens: usize| (tokens + 1).div_ceil(PAGE_TOKENS);
         let in_window = self.pages.pages_in_window(path, path.len() * PAGE_TOKENS);
         let mut lacking = needs(tokens).min(max).saturating_sub(in_window.len());
-        let beyond = |tokens: usize, computed: usize| {
+        let chunk_pages_outside_window = |tokens: usize, computed: usize| {
             needs(tokens).saturating_sub(max).min((tokens - computed).div_ceil(PAGE_TOKENS))
         };
-        let mut chunk = beyond(tokens, path.len() * PAGE_TOKENS);
+        let mut chunk = chunk_pages_outside_window(tokens, path.len() * PAGE_TOKENS);
         for s in &self.running {
             let needed = needs(s.tokens.len()).min(max);
             lacking += needed.saturating_sub(s.pages.window_pages());
-            chunk += if s.is_decoding() { 0 } else { beyond(s.tokens.len(), s.computed) };
+            chunk += if s.is_decoding() {
+                0
+            } else {
+                chunk_pages_outside_window(s.tokens.len(), s.computed)
+            };
         }
         lacking += chunk.min(self.limits.num_batch.div_ceil(PAGE_TOKENS));
         self.pages.window_pages_available(in_window) < lacking
@@ -76,10 +80,10 @@ impl Scheduler {
     fn init_fair_share(&mut self, sequence: &mut SequenceState) {
         let client = sequence.client;
         let (running, waiting) = (&self.running, &self.waiting);
-        self.served.retain(|c| running.iter().chain(waiting).any(|s| s.client == c));
-        self.served.add(client, running.iter().map(|s| s.client));
+        self.client_shares.retain(|c| running.iter().chain(waiting).any(|s| s.client == c));
+        self.client_shares.add(client, running.iter().map(|s| s.client));
         let others = running.iter().filter(|s| s.client == client && !s.is_decoding());
-        sequence.served = others.map(|s| s.served).min().unwrap_or(0);
+        sequence.prefilled_rows = others.map(|s| s.prefilled_rows).min().unwrap_or(0);
     }
 
     /// The first waiting sequence of the client with the fewest running sequences. Skips sequences
@@ -96,17 +100,21 @@ impl Scheduler {
     /// least one page. So several requests with one prompt compute it once.
     fn is_prefix_in_flight(&self, sequence: &SequenceState) -> bool {
         let cacheable = &sequence.tokens[..sequence.cacheable()];
-        let more = |than: usize| {
-            let alike = |s: &SequenceState| {
+        let has_longer_prefix_in_flight = |than: usize| {
+            let shares_cache = |s: &SequenceState| {
                 s.client == sequence.client && s.cache_scope == sequence.cache_scope
             };
-            let reads = |s: &&SequenceState| alike(s) && !s.is_decoding() && s.is_ready;
-            self.running.iter().filter(reads).any(|s| {
+            let is_prefilling =
+                |s: &&SequenceState| shares_cache(s) && !s.is_decoding() && s.is_ready;
+            self.running.iter().filter(is_prefilling).any(|s| {
                 let common = s.tokens.iter().zip(cacheable).take_while(|(a, b)| a == b).count();
                 common >= PAGE_TOKENS && common > than.max(s.computed)
             })
         };
         // A cheap test first: most sequences have no common prefix.
-        more(0) && more(self.pages.find(&sequence.cache_scope, cacheable).tokens())
+        has_longer_prefix_in_flight(0)
+            && has_longer_prefix_in_flight(
+                self.pages.find(&sequence.cache_scope, cacheable).tokens(),
+            )
     }
 }

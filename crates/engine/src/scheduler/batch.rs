@@ -10,15 +10,16 @@ use super::{PlannedRows, Scheduler, SequenceState, StepPlan};
 pub const STEP_TARGET: Duration = Duration::from_millis(100);
 /// Least time of the prompts of one client in a step while other clients decode.
 const MIN_PROMPT_TIME: Duration = Duration::from_millis(25);
-/// Rows of the first chunk, before the prefill rate is measured. Smaller chunks measure it badly.
-pub const FIRST_CHUNK: usize = 64;
+/// Smallest chunk of prompt rows in a step without decoding sequences. Shorter steps do not update
+/// the prefill rate.
+pub const MIN_PREFILL_CHUNK: usize = 64;
 /// Target time of a step without decoding sequences. Commands are handled between steps.
 const PREFILL_STEP_TARGET: Duration = Duration::from_millis(700);
 /// Smallest chunk of prompt rows, so that prompts advance in every step.
 const MIN_CHUNK: usize = 16;
-/// Decoding sequences leave one in this many result rows to prompts that end in the step, so that
-/// new sequences start soon.
-const PROMPT_RESULT_SHARE: usize = 2;
+/// At most one in this many result rows goes to prompts that end in the step, so that new sequences
+/// start soon.
+const PROMPT_RESULT_DIVISOR: usize = 2;
 
 impl Scheduler {
     /// Selects the rows of the step, and takes pages for them. A sequence without pages for its
@@ -36,7 +37,7 @@ impl Scheduler {
             let Some(s) = self.find_running(row.id) else { continue };
             self.preempt_until_fits(row.id, s.computed + row.rows, plan);
         }
-        // A sequence was preempted for an earlier one of this step, or its pages do not suffice.
+        // Drops rows of sequences that were preempted for an earlier row, or got no pages.
         let has_pages = |row: &PlannedRows| {
             self.find_running(row.id)
                 .is_some_and(|s| s.pages.capacity_tokens() >= s.computed + row.rows)
@@ -58,8 +59,8 @@ impl Scheduler {
             self.scheduled_rows += 1;
             s.last_scheduled = self.scheduled_rows;
             if !s.is_decoding() {
-                s.served += row.rows as u64;
-                self.served.count(s.client, row.rows);
+                s.prefilled_rows += row.rows as u64;
+                self.client_shares.count(s.client, row.rows);
             }
         }
     }
@@ -71,7 +72,7 @@ impl Scheduler {
         let (mut decoding, prompts): (Vec<&SequenceState>, Vec<&SequenceState>) =
             self.running.iter().filter(|s| s.is_ready).partition(|s| s.is_decoding());
         let results = self.limits.output_rows.min(self.limits.num_batch);
-        let max = (results - prompts.len().min(results / PROMPT_RESULT_SHARE)).max(1);
+        let max = (results - prompts.len().min(results / PROMPT_RESULT_DIVISOR)).max(1);
         let max = max.min(self.fair_decode_rows(&decoding));
         if decoding.len() > max {
             decoding.sort_by_key(|s| (s.last_scheduled, s.admitted));
@@ -117,14 +118,15 @@ impl Scheduler {
         }
         let mut budget = self.prompt_row_budget(chosen.len());
         let has_states = self.pages.has_states();
-        let exact = if has_states { 1 } else { self.limits.max_bit_exact_rows.max(1) };
+        let max_exact_rows = if has_states { 1 } else { self.limits.max_bit_exact_rows.max(1) };
         let mut logits_left = self.limits.prompt_logits_rows.saturating_sub(chosen.len()).max(1);
         let mut results = self.limits.output_rows.saturating_sub(chosen.len()).max(1);
         for s in prompts {
             let left = s.tokens.len() - s.computed;
             // The last token is computed in its own step, as it is after a cache hit, so that a
-            // repeated prompt gets the same bits.
-            let max = if left > exact { left - 1 } else { left };
+            // repeated prompt gets the same bits. A short rest that is bit-exact with it is not
+            // split.
+            let max = if left > max_exact_rows { left - 1 } else { left };
             let mut rows = max.min(budget);
             if has_states {
                 // State checkpoints are made between steps.
@@ -165,7 +167,8 @@ impl Scheduler {
     fn least_served(&self, filter: impl Fn(&SequenceState) -> bool) -> Vec<&SequenceState> {
         let mut sequences: Vec<_> =
             self.running.iter().filter(|s| s.is_ready && filter(s)).collect();
-        sequences.sort_by_key(|s| (self.served.served(s.client), s.served, s.admitted));
+        sequences
+            .sort_by_key(|s| (self.client_shares.served(s.client), s.prefilled_rows, s.admitted));
         sequences
     }
 
@@ -174,7 +177,7 @@ impl Scheduler {
         let left = self.limits.num_batch.saturating_sub(decoding);
         let (target, min) = match self.running.iter().any(SequenceState::is_decoding) {
             true => (self.prompt_time(decoding), MIN_CHUNK),
-            false => (PREFILL_STEP_TARGET, FIRST_CHUNK),
+            false => (PREFILL_STEP_TARGET, MIN_PREFILL_CHUNK),
         };
         let quick = (self.prefill_rate * target.as_secs_f64()) as usize;
         // At least one row, even if decoding sequences fill the batch.

@@ -1,16 +1,16 @@
 //! Estimate of the time of decode steps: a fixed part, which reads the weights, and a part for each
 //! row. The engine loop measures; this module reads no clock.
 
-/// Weight of the previous steps against the latest one.
+/// Factor per step by which older measurements shrink.
 const DECAY: f64 = 0.97;
 /// Time of a further row before any measurement, as a part of the time of a step of one row.
 const DEFAULT_ROW_SHARE: f64 = 0.1;
-/// Least standard deviation of the numbers of rows from which the time of a row is computed, as a
-/// part of their mean. Of nearly equal steps, other load decides which takes longer.
+/// Minimum standard deviation of the numbers of rows from which the time of a row is computed, as a
+/// part of their mean. With nearly equal numbers of rows, noise dominates the slope.
 const MIN_DEVIATION: f64 = 0.12;
-/// Least variance of the numbers of rows.
+/// Minimum variance of the numbers of rows, in rows².
 const MIN_VARIANCE: f64 = 0.3;
-/// Number of steps of which one has few rows, so that the time of a row is measured even if the
+/// One of this many decode steps has few rows, so that the time of a row is measured even if the
 /// number of sequences never changes.
 const PROBE_INTERVAL: u64 = 16;
 /// Largest accepted time relative to the estimate; longer steps come from other load.
@@ -19,11 +19,12 @@ const MAX_RATIO: f64 = 3.0;
 /// Least-squares line through the times of decode steps by number of rows. Older steps count less.
 #[derive(Debug, Clone, Copy)]
 pub struct DecodeCost {
-    weight: f64,
-    rows: f64,
-    seconds: f64,
-    rows_squared: f64,
-    rows_by_seconds: f64,
+    // Sums over the steps, each weighted by `DECAY` to the power of its age.
+    sum_weight: f64,
+    sum_rows: f64,
+    sum_seconds: f64,
+    sum_rows_squared: f64,
+    sum_rows_by_seconds: f64,
     /// Time of a further row, as a part of the time of a step of one row: 0 to 1.
     row_share: f64,
     steps: u64,
@@ -32,11 +33,11 @@ pub struct DecodeCost {
 impl Default for DecodeCost {
     fn default() -> Self {
         Self {
-            weight: 0.0,
-            rows: 0.0,
-            seconds: 0.0,
-            rows_squared: 0.0,
-            rows_by_seconds: 0.0,
+            sum_weight: 0.0,
+            sum_rows: 0.0,
+            sum_seconds: 0.0,
+            sum_rows_squared: 0.0,
+            sum_rows_by_seconds: 0.0,
             row_share: DEFAULT_ROW_SHARE,
             steps: 0,
         }
@@ -53,20 +54,22 @@ impl DecodeCost {
         self.steps += 1;
         let rows = rows as f64;
         for (sum, value) in [
-            (&mut self.weight, 1.0),
-            (&mut self.rows, rows),
-            (&mut self.seconds, seconds),
-            (&mut self.rows_squared, rows * rows),
-            (&mut self.rows_by_seconds, rows * seconds),
+            (&mut self.sum_weight, 1.0),
+            (&mut self.sum_rows, rows),
+            (&mut self.sum_seconds, seconds),
+            (&mut self.sum_rows_squared, rows * rows),
+            (&mut self.sum_rows_by_seconds, rows * seconds),
         ] {
             *sum = DECAY * *sum + value;
         }
-        let mean = self.rows / self.weight;
-        let variance = self.rows_squared / self.weight - mean * mean;
+        let mean = self.sum_rows / self.sum_weight;
+        let variance = self.sum_rows_squared / self.sum_weight - mean * mean;
         if variance >= MIN_VARIANCE.max((MIN_DEVIATION * mean).powi(2)) {
-            let slope = (self.rows_by_seconds - self.rows * self.seconds / self.weight)
-                / (variance * self.weight);
-            let first = (self.seconds + slope * (self.weight - self.rows)) / self.weight;
+            let slope = (self.sum_rows_by_seconds
+                - self.sum_rows * self.sum_seconds / self.sum_weight)
+                / (variance * self.sum_weight);
+            let first =
+                (self.sum_seconds + slope * (self.sum_weight - self.sum_rows)) / self.sum_weight;
             let has_fixed_part = first > slope;
             self.row_share = if has_fixed_part { (slope / first).max(0.0) } else { 1.0 };
         }
@@ -84,10 +87,10 @@ impl DecodeCost {
 
     /// Seconds of a step; `None` before any measurement.
     pub fn seconds(&self, rows: usize) -> Option<f64> {
-        let mean_rows = (self.rows / self.weight).max(1.0);
+        let mean_rows = (self.sum_rows / self.sum_weight).max(1.0);
         let mean_ratio = 1.0 + self.row_share * (mean_rows - 1.0);
-        let mean_seconds = self.seconds / self.weight;
-        (self.weight > 0.0).then(|| mean_seconds * self.ratio(rows) / mean_ratio)
+        let mean_seconds = self.sum_seconds / self.sum_weight;
+        (self.sum_weight > 0.0).then(|| mean_seconds * self.ratio(rows) / mean_ratio)
     }
 
     /// Largest number of rows of a step that takes at most `ratio` times as long as one row.

@@ -105,7 +105,7 @@ pub struct Scheduler {
     waiting: VecDeque<SequenceState>,
     running: Vec<SequenceState>,
     /// Prompt rows computed for each client since the scheduler was last idle, for fairness.
-    served: FairShares,
+    client_shares: FairShares,
     /// Number of [`PlannedRows`] so far: one for each sequence in each planned step.
     scheduled_rows: u64,
     admissions: u64,
@@ -135,7 +135,7 @@ impl Scheduler {
             limits,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            served: FairShares::default(),
+            client_shares: FairShares::default(),
             scheduled_rows: 0,
             admissions: 0,
             preemptions: 0,
@@ -188,12 +188,12 @@ impl Scheduler {
 
     /// Forgets the shares of clients, once there are no sequences.
     pub fn reset_shares(&mut self) {
-        self.served.clear();
+        self.client_shares.clear();
     }
 
     /// Updates the prefill rate from a step.
     pub fn record_prefill(&mut self, prompt_rows: usize, seconds: f64) {
-        if prompt_rows >= batch::FIRST_CHUNK {
+        if prompt_rows >= batch::MIN_PREFILL_CHUNK {
             let rate = prompt_rows as f64 / seconds;
             self.prefill_rate =
                 if self.prefill_rate == 0.0 { rate } else { 0.7 * self.prefill_rate + 0.3 * rate };

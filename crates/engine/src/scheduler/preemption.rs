@@ -6,9 +6,9 @@ use super::{Scheduler, SequenceState, StepPlan};
 use crate::kv::PAGE_TOKENS;
 use crate::request::RequestId;
 
-/// What a client has in the scheduler.
+/// Running sequences and KV pages of a client.
 #[derive(Debug, Clone, Copy, Default)]
-struct ClientUse {
+struct ClientUsage {
     /// Number of its running sequences.
     sequences: usize,
     /// Pages of its running sequences; a page that several share counts for each.
@@ -50,7 +50,8 @@ impl Scheduler {
         let own = uses.remove(&client).unwrap_or_default();
         let sequences = own.sequences + 1;
         let pages = own.pages + (sequence.tokens.len() + 1).div_ceil(PAGE_TOKENS);
-        // Above its fair share, the client waits: the pages of the others might not suffice.
+        // A client above its fair share of pages waits, because preempting others might not free
+        // enough.
         if lacks_pages && pages * (uses.len() + 1) > self.pages.total() {
             return false;
         }
@@ -84,8 +85,8 @@ impl Scheduler {
         self.preemptions += 1;
     }
 
-    fn client_uses(&self) -> HashMap<u64, ClientUse> {
-        let mut uses = HashMap::<u64, ClientUse>::new();
+    fn client_uses(&self) -> HashMap<u64, ClientUsage> {
+        let mut uses = HashMap::<u64, ClientUsage>::new();
         for s in &self.running {
             let used = uses.entry(s.client).or_default();
             used.sequences += 1;

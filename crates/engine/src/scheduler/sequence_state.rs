@@ -31,7 +31,7 @@ pub struct SequenceState {
     pub is_ready: bool,
     /// Computed prompt rows, plus the smallest count of the client's sequences at admission, for
     /// fairness.
-    pub served: u64,
+    pub prefilled_rows: u64,
     /// Number of its latest rows in the order of all scheduled rows; 0 before the first.
     pub last_scheduled: u64,
     /// Number of the first admission, for preemption; 0 before.

@@ -72,5 +72,5 @@ fn cached_prefixes_are_reused_only_with_the_same_adapter_scale() {
     let (wild_again, second) = ask(1.0);
     assert!(second.cached_tokens > PAGE_TOKENS && wild_again == wild);
     wait_until_idle(&engine);
-    assert_eq!(engine.stats().pages_held, 0);
+    assert_eq!(engine.stats().pages_pinned, 0);
 }

@@ -48,7 +48,7 @@ fn alone(request: &Request) -> Vec<u32> {
 fn assert_all_given_back(engine: &Engine) {
     wait_until_idle(engine);
     let stats = engine.stats();
-    assert_eq!((stats.running, stats.waiting, stats.pages_held), (0, 0, 0));
+    assert_eq!((stats.running, stats.waiting, stats.pages_pinned), (0, 0, 0));
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn finish(events: &Receiver<Event>) -> (String, GenerationStats) {
 /// its pages.
 fn wait_until_idle(engine: &Engine) {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while (engine.stats().running > 0 || engine.stats().pages_held > 0)
+    while (engine.stats().running > 0 || engine.stats().pages_pinned > 0)
         && std::time::Instant::now() < deadline
     {
         std::thread::sleep(Duration::from_millis(5));
@@ -306,7 +306,7 @@ fn a_closed_sink_ends_its_request_and_frees_pages() {
     }
     drop(receiver);
     wait_until_idle(&engine);
-    assert_eq!((engine.stats().running, engine.stats().pages_held), (0, 0));
+    assert_eq!((engine.stats().running, engine.stats().pages_pinned), (0, 0));
     assert!(engine.stats().generated_tokens < 1000);
 }
 
@@ -325,7 +325,7 @@ fn requests_beyond_the_sequence_limit_wait() {
         .collect();
     all.iter().for_each(|events| assert!(finish(events).1.generated_tokens > 0));
     wait_until_idle(&engine);
-    assert_eq!(engine.stats().pages_held, 0);
+    assert_eq!(engine.stats().pages_pinned, 0);
 }
 
 #[test]

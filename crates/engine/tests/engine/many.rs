@@ -69,7 +69,7 @@ fn concurrency_is_limited_by_pages() {
         let max = max.load(Ordering::Relaxed);
         assert!(bounds.contains(&max), "{max} ran at once with {pages} pages");
         wait_until_idle(&engine);
-        assert_eq!(engine.stats().pages_held, 0);
+        assert_eq!(engine.stats().pages_pinned, 0);
     }
 }
 
@@ -133,7 +133,7 @@ fn embed_together(path: &str, texts: &[Vec<u32>]) -> (Vec<Vec<f32>>, u64) {
     let vectors =
         all.iter().map(|r| r.recv_timeout(Duration::from_secs(20)).unwrap().remove(0)).collect();
     wait_until_idle(&engine);
-    assert_eq!(engine.stats().pages_held, 0);
+    assert_eq!(engine.stats().pages_pinned, 0);
     (vectors, steps.load(Ordering::Relaxed))
 }
 

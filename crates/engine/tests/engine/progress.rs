@@ -151,7 +151,7 @@ fn a_long_text_that_is_embedded_can_be_cancelled_between_its_steps() {
         "who cancels hears nothing more"
     );
     wait_until_idle(&engine);
-    assert_eq!((steps.load(Ordering::Relaxed), engine.stats().pages_held), (1, 0));
+    assert_eq!((steps.load(Ordering::Relaxed), engine.stats().pages_pinned), (1, 0));
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn embedding_in_several_steps_is_exact_and_lets_others_run() {
         }
         let vectors = result.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
         wait_until_idle(&engine);
-        assert_eq!(engine.stats().pages_held, 0);
+        assert_eq!(engine.stats().pages_pinned, 0);
         vectors.into_iter().next().unwrap()
     };
     let one = vector(&whole, false);

@@ -45,7 +45,7 @@ fn alone(path: &str, num_ctx: usize, request: &Request) -> Vec<u32> {
 fn assert_all_given_back(engine: &Engine) {
     wait_until_idle(engine);
     let stats = engine.stats();
-    assert_eq!((stats.running, stats.waiting, stats.pages_held), (0, 0, 0));
+    assert_eq!((stats.running, stats.waiting, stats.pages_pinned), (0, 0, 0));
 }
 
 #[test]

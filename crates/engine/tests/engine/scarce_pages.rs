@@ -56,7 +56,7 @@ fn wait_until(engine: &Engine, what: &str, holds: impl Fn(&Stats) -> bool) {
 /// Waits until no request runs or waits, and every page is free or in the prefix tree.
 fn assert_all_given_back(engine: &Engine) {
     wait_until(engine, "everybody ends", |s| s.running == 0 && s.waiting == 0);
-    wait_until(engine, "no page is held", |s| s.pages_held == 0);
+    wait_until(engine, "no page is held", |s| s.pages_pinned == 0);
 }
 
 #[test]

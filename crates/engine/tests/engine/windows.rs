@@ -99,8 +99,8 @@ fn assert_same(what: &str, got: &(String, GenerationStats), want: &(String, Gene
 
 fn assert_all_given_back(engine: &Engine) {
     wait_until_idle(engine);
-    let Stats { running, waiting, pages_held, window_pages_held, .. } = engine.stats();
-    assert_eq!([running, waiting, pages_held, window_pages_held], [0; 4]);
+    let Stats { running, waiting, pages_pinned, window_pages_pinned, .. } = engine.stats();
+    assert_eq!([running, waiting, pages_pinned, window_pages_pinned], [0; 4]);
 }
 
 /// Largest number of pages of 64 tokens that `rows` rows with this window see.
@@ -117,7 +117,7 @@ fn results_far_beyond_the_window_equal_results_with_all_pages() {
         let (sender, events) = channel();
         let (seen_most, watched) = (Arc::clone(&max), engine.clone());
         let sink = move |event| {
-            seen_most.fetch_max(watched.stats().window_pages_held, Ordering::Relaxed);
+            seen_most.fetch_max(watched.stats().window_pages_pinned, Ordering::Relaxed);
             sender.send(event).is_ok()
         };
         engine.submit(request.clone(), Box::new(sink)).unwrap();

@@ -85,7 +85,7 @@ impl AttentionInputs {
         span.indices().map(|i| self.row(span, i, seen)).collect()
     }
 
-    /// The row of the token at index `i`, which sees the indices `seen(i, key head)`.
+    /// The row of the token at index `i`, which sees the indices `seen(i, KV head)`.
     pub fn row(
         &self,
         span: &Span,
@@ -113,7 +113,7 @@ impl AttentionInputs {
         (0..heads).flat_map(of_head).collect()
     }
 
-    /// Key and value of a token in a key head.
+    /// Key and value of a token in a KV head.
     fn key_and_value(&self, token: usize, kv_head: usize) -> (&[f32], &[f32]) {
         let AttentionSpec { key_dim, value_dim, values_in_keys, .. } = self.spec;
         let key = &self.k.row(token)[kv_head * key_dim..][..key_dim];

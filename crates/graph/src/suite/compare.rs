@@ -9,7 +9,7 @@ pub(super) enum Expected {
     Bits(Vec<Option<u32>>),
 }
 
-/// Largest error of a row of `cols` values, as normalised mean squared error.
+/// Largest error of a row of `cols` values, as normalized mean squared error.
 ///
 /// The error of a row is `Σ (got - want)² / max(Σ want², mean of Σ want² over all rows)`. So one
 /// wrong row counts in full among many, and a row near zero does not count relative to its own

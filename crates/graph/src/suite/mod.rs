@@ -49,7 +49,7 @@ pub enum Precision {
     Reduced,
 }
 
-/// Largest normalised mean squared error of a result, by the precision of the backend.
+/// Largest normalized mean squared error of a result, by the precision of the backend.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Tolerance {
     full: f64,
@@ -96,7 +96,7 @@ impl Case {
         &self.name
     }
 
-    /// Largest normalised mean squared error of a row for a backend of this precision; 0 if values
+    /// Largest normalized mean squared error of a row for a backend of this precision; 0 if values
     /// must be equal.
     pub fn tolerance(&self, precision: Precision) -> f64 {
         self.tolerance.of(precision)

@@ -27,7 +27,7 @@ struct Options {
     experts: usize,
     top_k: usize,
     gating: Gating,
-    normalise: bool,
+    normalize: bool,
     scale: f32,
     groups: Option<Groups>,
     glu: Glu,
@@ -53,7 +53,7 @@ fn base() -> Options {
         experts: 8,
         top_k: 3,
         gating: Gating::Softmax,
-        normalise: false,
+        normalize: false,
         scale: 1.0,
         groups: None,
         glu: Glu::Silu,
@@ -111,9 +111,9 @@ fn gatings() -> Vec<Options> {
         ("sparse_mixer", Gating::SparseMixer, (2.0, 0.06)),
     ];
     let options = |(name, gating, logits)| {
-        [false, true].map(|normalise| {
-            let label = format!("gating={name} normalise={normalise}");
-            labelled(&label, Options { gating, logits, normalise, scale: 1.5, rows: 40, ..base() })
+        [false, true].map(|normalize| {
+            let label = format!("gating={name} normalize={normalize}");
+            labelled(&label, Options { gating, logits, normalize, scale: 1.5, rows: 40, ..base() })
         })
     };
     gatings.into_iter().flat_map(options).collect()
@@ -137,7 +137,7 @@ fn options() -> Vec<Options> {
             "selection_bias",
             Options { has_selection_bias: true, groups, rows: 40, ..sigmoid.clone() },
         ),
-        labelled("factors", Options { has_factors: true, normalise: true, ..sigmoid.clone() }),
+        labelled("factors", Options { has_factors: true, normalize: true, ..sigmoid.clone() }),
         labelled("by_token", Options { is_by_token: true, rows: 40, ..sigmoid.clone() }),
         labelled("weighs_input", Options { weighs_input: true, ..sigmoid.clone() }),
         labelled("weighs_input", Options { weighs_input: true, types: q8, top_k: 1, ..sigmoid }),
@@ -240,13 +240,13 @@ fn weights(p: &mut Problem, options: &Options) -> Experts {
 
 /// The specification without optional weights.
 fn spec(options: &Options, [gate, up, down]: [WeightId; 3]) -> MoeSpec {
-    let &Options { experts, top_k, gating, normalise, scale, groups, .. } = options;
+    let &Options { experts, top_k, gating, normalize, scale, groups, .. } = options;
     let &Options { width, hidden, glu, experts_per_matrix, weighs_input, is_joined, .. } = options;
     MoeSpec {
         experts,
         top_k,
         gating,
-        normalise,
+        normalize,
         scale,
         factors: None,
         selection_bias: None,

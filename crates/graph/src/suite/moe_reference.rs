@@ -8,7 +8,7 @@ use super::problem::Tensor;
 use super::schedule::Span;
 use crate::ops::{Gating, MoeSpec};
 
-/// Smallest sum of weights that normalisation divides by.
+/// Smallest sum of weights that normalization divides by.
 const MIN_WEIGHT_SUM: f64 = 6.1e-5;
 
 /// Weights of a mixture.
@@ -85,7 +85,7 @@ impl Experts {
             }
             Gating::Softmax | Gating::Sigmoid | Gating::SqrtSoftplus => {}
         }
-        if spec.normalise {
+        if spec.normalize {
             let sum = weights.iter().sum::<f64>().max(MIN_WEIGHT_SUM);
             weights.iter_mut().for_each(|weight| *weight /= sum);
         }

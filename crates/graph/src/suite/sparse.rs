@@ -26,7 +26,7 @@ fn selections() -> Vec<Case> {
     let plain = TopKPositionsSpec {
         heads: 5,
         dim: 32,
-        rectified: true,
+        relu: true,
         mask: Mask::Causal,
         near: 0,
         selected: SelectedPositions { lists: 1, count: 11, block: 1 },
@@ -34,7 +34,7 @@ fn selections() -> Vec<Case> {
     let blocks = TopKPositionsSpec {
         heads: 2,
         dim: 13,
-        rectified: false,
+        relu: false,
         mask: Mask::Causal,
         near: 0,
         selected: SelectedPositions { lists: 2, count: 4, block: 7 },
@@ -111,7 +111,7 @@ fn selected_row(
         let of_head = |head: usize| {
             let q = &q.row(token)[head * spec.dim..][..spec.dim];
             let product: f64 = q.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-            let product = if spec.rectified { product.max(0.0) } else { product };
+            let product = if spec.relu { product.max(0.0) } else { product };
             weights.map_or(1.0, |weights| f64::from(weights.row(token)[head])) * product
         };
         (list * heads..(list + 1) * heads).map(of_head).sum::<f64>()
@@ -190,7 +190,7 @@ impl ListCase {
         (0..self.selected.lists).flat_map(of_list).collect()
     }
 
-    /// Indices that the token at index `i` sees in a key head.
+    /// Indices that the token at index `i` sees in a KV head.
     fn seen(&self, i: usize, kv_head: usize) -> Vec<usize> {
         let SelectedPositions { lists, count, block } = self.selected;
         let tail_len = if self.spec.sees_tail { block - 1 } else { 0 };

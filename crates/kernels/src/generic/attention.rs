@@ -19,11 +19,11 @@ use crate::{
     portable,
 };
 
-/// Least number of query rows for expanding to f32. It is faster on processors that convert in the
-/// multiplication pipes, and equally fast on others.
-const MANY: usize = 48;
+/// Minimum number of query rows for expanding to f32. It is faster on processors that convert in
+/// the multiplication pipes, and equally fast on others.
+const MIN_ROWS_TO_EXPAND: usize = 48;
 /// Vectors of lanes (positions or values) of a tile.
-const WIDE: usize = 4;
+const TILE_VECTORS: usize = 4;
 
 /// Expands rows of a type to f32, contiguous; columns of blocks to columns of [`KV_TILE`].
 pub(crate) type Expand = fn(rows: KvRows<'_>, to: &mut [f32]);
@@ -82,17 +82,17 @@ impl Matrix {
         Self { ty: KvType::F32, data: data.as_ptr().cast(), stride: 4 * cols }
     }
 
-    /// Rows in their storage type if tiles can read it fast enough, else expanded into `room`.
-    fn of(rows: KvRows<'_>, queries: usize, room: &mut [f32], expand: Expand) -> Self {
-        if rows.ty == KvType::F32 || rows.ty.block_values() == 1 && queries < MANY {
+    /// Rows in their storage type if tiles can read it fast enough, else expanded into `buffer`.
+    fn of(rows: KvRows<'_>, queries: usize, buffer: &mut [f32], expand: Expand) -> Self {
+        if rows.ty == KvType::F32 || rows.ty.block_values() == 1 && queries < MIN_ROWS_TO_EXPAND {
             return Self { ty: rows.ty, data: rows.data.as_ptr(), stride: rows.stride };
         }
-        Self::expanded(rows, room, expand)
+        Self::expanded(rows, buffer, expand)
     }
 
-    fn expanded(rows: KvRows<'_>, room: &mut [f32], expand: Expand) -> Self {
-        expand(rows, room);
-        Self::floats(room, rows.dim)
+    fn expanded(rows: KvRows<'_>, buffer: &mut [f32], expand: Expand) -> Self {
+        expand(rows, buffer);
+        Self::floats(buffer, rows.dim)
     }
 }
 
@@ -116,8 +116,9 @@ pub(crate) unsafe fn attend<S: Simd>(
     unsafe {
         let columns = columns::<S>(keys, g, [transposed, room], expanders[0]);
         let rows = Matrix::of(values, g, expanded, expanders[1]);
-        // A tile of 16-bit keys and values stays in the first-level cache, so each tile meets keys
-        // and values in turn. 32-bit keys and values do not fit, so all tiles meet the keys first.
+        // A 16-bit KV tile fits in the first-level cache, so every `TILE_ROWS` query rows are
+        // scored and accumulated together. A 32-bit one does not, so all query rows are scored
+        // first.
         let each =
             if columns.ty == KvType::F32 || rows.ty == KvType::F32 { g } else { S::TILE_ROWS };
         // Hardware prefetchers do not find the next KV tile, so each half prefetches the following
@@ -133,7 +134,7 @@ pub(crate) unsafe fn attend<S: Simd>(
                 _ => score::<S, F32>(q, keys.dim, columns, scores, ahead[0]),
             }
             for i in 0..n {
-                fold::<S>(tile, h + i, &mut scores[i * KV_TILE..][..KV_TILE], state);
+                update_softmax::<S>(tile, h + i, &mut scores[i * KV_TILE..][..KV_TILE], state);
             }
             let acc = &mut state.acc[h * values.dim..][..n * values.dim];
             match rows.ty {
@@ -198,7 +199,7 @@ pub(crate) unsafe fn score_sums<S: Simd>(
             _ => score::<S, F32>(tile.q, keys.dim, columns, products, &[]),
         }
         for (sum, (products, to)) in products
-            .chunks_exact(tile.summed * KV_TILE)
+            .chunks_exact(tile.heads_per_sum * KV_TILE)
             .zip(sums.chunks_exact_mut(KV_TILE))
             .enumerate()
         {
@@ -206,9 +207,9 @@ pub(crate) unsafe fn score_sums<S: Simd>(
                 let mut total = S::splat(0.0);
                 for (h, products) in products.chunks_exact(KV_TILE).enumerate() {
                     let product = S::load(products.as_ptr().add(i));
-                    let product =
-                        if tile.rectified { S::max(product, S::splat(0.0)) } else { product };
-                    let weight = tile.weights.get(sum * tile.summed + h).copied().unwrap_or(1.0);
+                    let product = if tile.relu { S::max(product, S::splat(0.0)) } else { product };
+                    let weight =
+                        tile.weights.get(sum * tile.heads_per_sum + h).copied().unwrap_or(1.0);
                     total = S::add(total, S::mul(product, S::splat(weight)));
                 }
                 S::store(to.as_mut_ptr().add(i), total);
@@ -246,13 +247,13 @@ unsafe fn transpose<S: Simd>(rows: Matrix, n: usize, dim: usize, to: &mut [f32])
 }
 
 /// Prefetches memory a few cache lines at a time.
-struct Ahead {
+struct Prefetcher {
     at: *const u8,
     /// Cache lines per call.
     lines: usize,
 }
 
-impl Ahead {
+impl Prefetcher {
     /// Prefetches all of `bytes`, divided over `steps` calls of [`Self::fetch`].
     #[inline(always)]
     fn new(bytes: &[u8], steps: usize) -> Self {
@@ -293,11 +294,11 @@ unsafe fn score<S: Simd, R: RowFormat>(
     next: &[u8],
 ) {
     let rows = to.len() / KV_TILE;
-    let mut ahead = Ahead::new(next, dim * KV_TILE / (WIDE * S::LANES));
+    let mut ahead = Prefetcher::new(next, dim * KV_TILE / (TILE_VECTORS * S::LANES));
     let mut h = 0;
     while h < rows {
         let n = tile_rows::<S>(rows - h);
-        for i in (0..KV_TILE).step_by(WIDE * S::LANES) {
+        for i in (0..KV_TILE).step_by(TILE_VECTORS * S::LANES) {
             // SAFETY: the caller's queries and keys have `dim` values, keys KV_TILE positions.
             unsafe {
                 let (q, to) = (q.as_ptr().add(h * dim), to.as_mut_ptr().add(h * KV_TILE + i));
@@ -335,21 +336,21 @@ unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
     keys: Matrix,
     i: usize,
     to: *mut f32,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) {
     // SAFETY: as for `score`.
     unsafe {
-        let mut acc = [[S::splat(0.0); WIDE]; G];
+        let mut acc = [[S::splat(0.0); TILE_VECTORS]; G];
         in_fours!(dim, d => {
             ahead.fetch::<S>();
             let column = keys.data.add(d * keys.stride);
-            let mut lanes = [S::splat(0.0); WIDE];
+            let mut lanes = [S::splat(0.0); TILE_VECTORS];
             for (j, lanes) in lanes.iter_mut().enumerate() {
                 *lanes = R::load::<S>(column, i + j * S::LANES);
             }
             for (h, acc) in acc.iter_mut().enumerate() {
                 let q = S::splat(*q.add(h * dim + d));
-                for j in 0..WIDE {
+                for j in 0..TILE_VECTORS {
                     acc[j] = S::fma(q, lanes[j], acc[j]);
                 }
             }
@@ -364,7 +365,7 @@ unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
 
 /// Adds a row's scores to its running softmax, and turns them into the weights of the values.
 #[inline(always)]
-unsafe fn fold<S: Simd>(
+unsafe fn update_softmax<S: Simd>(
     tile: &AttendTile<'_>,
     row: usize,
     scores: &mut [f32],
@@ -465,11 +466,11 @@ unsafe fn accumulate<S: Simd, R: RowFormat>(
     next: &[u8],
 ) {
     let (n, dim, g) = (values.rows, values.dim, p.len() / KV_TILE);
-    let wide = dim - dim % (WIDE * S::LANES);
+    let wide = dim - dim % (TILE_VECTORS * S::LANES);
     let whole = dim - dim % S::LANES;
     // Only the tiles of the first rows prefetch, including tiles of a single vector.
-    let tiles = wide / (WIDE * S::LANES) + (whole - wide) / S::LANES;
-    let mut ahead = Ahead::new(next, n * tiles);
+    let tiles = wide / (TILE_VECTORS * S::LANES) + (whole - wide) / S::LANES;
+    let mut ahead = Prefetcher::new(next, n * tiles);
     let mut h = 0;
     while h < g {
         let rows = tile_rows::<S>(g - h);
@@ -477,12 +478,12 @@ unsafe fn accumulate<S: Simd, R: RowFormat>(
         unsafe {
             let p = p.as_ptr().add(h * KV_TILE);
             let acc = acc.as_mut_ptr().add(h * dim);
-            for d in (0..wide).step_by(WIDE * S::LANES) {
+            for d in (0..wide).step_by(TILE_VECTORS * S::LANES) {
                 match rows {
-                    6 => value_tile::<S, R, 6, WIDE>(p, v, n, acc, dim, d, &mut ahead),
-                    4 => value_tile::<S, R, 4, WIDE>(p, v, n, acc, dim, d, &mut ahead),
-                    2 => value_tile::<S, R, 2, WIDE>(p, v, n, acc, dim, d, &mut ahead),
-                    _ => value_tile::<S, R, 1, WIDE>(p, v, n, acc, dim, d, &mut ahead),
+                    6 => value_tile::<S, R, 6, TILE_VECTORS>(p, v, n, acc, dim, d, &mut ahead),
+                    4 => value_tile::<S, R, 4, TILE_VECTORS>(p, v, n, acc, dim, d, &mut ahead),
+                    2 => value_tile::<S, R, 2, TILE_VECTORS>(p, v, n, acc, dim, d, &mut ahead),
+                    _ => value_tile::<S, R, 1, TILE_VECTORS>(p, v, n, acc, dim, d, &mut ahead),
                 }
             }
             for h in 0..rows {
@@ -511,7 +512,7 @@ unsafe fn value_tile<S: Simd, R: RowFormat, const G: usize, const D: usize>(
     acc: *mut f32,
     dim: usize,
     d: usize,
-    ahead: &mut Ahead,
+    ahead: &mut Prefetcher,
 ) {
     // SAFETY: the caller's rows have D vectors from d.
     unsafe {
@@ -556,7 +557,7 @@ pub(crate) unsafe fn store_kv<S: Simd>(ty: KvType, x: &[f32], row: &mut [u8]) {
             }
             portable::store_kv(ty, &x[whole..], &mut row[whole * 2..]);
         }
-        // A plain loop over integers, which the compiler vectorises with the features of the
+        // A plain loop over integers, which the compiler vectorizes with the features of the
         // wrapper.
         KvType::Bf16 => {
             for (x, b) in x.iter().zip(row.as_chunks_mut::<2>().0) {

@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use puna_quant::TensorType;
 
-use super::quant::{CHUNK, Codes, Packing, TOGETHER, Unpacked};
+use super::quant::{CHUNK, CHUNKS_PER_BATCH, Codes, Packing, Unpacked};
 use super::{Format, QuantSimd};
 use crate::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
@@ -244,7 +244,7 @@ unsafe fn tile<S: QuantSimd, F: Format, const M: usize>(
     let (block, bytes) =
         packing.map_or((F::BLOCK.0, F::BYTES), |packing| (packing.block.0, packing.bytes));
     // Buffer for unpacked chunks, made once.
-    let mut unpacked = [Unpacked::ZERO; TOGETHER];
+    let mut unpacked = [Unpacked::ZERO; CHUNKS_PER_BATCH];
     // SAFETY: rows and activation rows exist. A row's last chunk may reach into the next row, but
     // these weights get the scale zero; bytes beyond the data are replaced by a copy. Sums that
     // wait were written in the previous round, as not all chunks were done.
@@ -294,7 +294,7 @@ unsafe fn whole_chunks<S: QuantSimd, F: Format, const M: usize>(
     chunks: Range<usize>,
     x: &Activations<'_>,
     t: usize,
-    (packing, unpacked): (Option<&Packing>, &mut [Unpacked; TOGETHER]),
+    (packing, unpacked): (Option<&Packing>, &mut [Unpacked; CHUNKS_PER_BATCH]),
     sums: &mut Sums<S, M>,
 ) {
     // SAFETY: the caller's row and activation rows have the chunks; features by the module's
@@ -309,8 +309,8 @@ unsafe fn whole_chunks<S: QuantSimd, F: Format, const M: usize>(
             }
             return;
         };
-        for first in chunks.clone().step_by(TOGETHER) {
-            let unpacked = &mut unpacked[..(chunks.end - first).min(TOGETHER)];
+        for first in chunks.clone().step_by(CHUNKS_PER_BATCH) {
+            let unpacked = &mut unpacked[..(chunks.end - first).min(CHUNKS_PER_BATCH)];
             let p = row.add(first * packing.bytes);
             ask::<S, M>(p, unpacked.len() * packing.bytes, row_bytes);
             (packing.unpack)(p, packing.bytes, unpacked);

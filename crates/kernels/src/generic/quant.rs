@@ -18,7 +18,7 @@ use crate::OutMut;
 pub(crate) const CHUNK: usize = 256;
 /// Chunks that pass through memory together, so that loads do not wait for the stores right before
 /// them.
-pub(crate) const TOGETHER: usize = 8;
+pub(crate) const CHUNKS_PER_BATCH: usize = 8;
 
 /// A packed weight format.
 ///
@@ -42,14 +42,17 @@ pub(crate) trait Format: Copy + 'static {
     /// Codes of the chunk in file order, 64 per group.
     unsafe fn codes<S: QuantSimd>(p: *const u8) -> [S::CodeVec; 4];
 
-    /// Whether codes are rows of a table (codebook), which the next three methods unpack.
-    const BY_ROWS: bool = false;
-    /// Step 1: reads the numbers of the rows.
-    unsafe fn numbers<S: QuantSimd>(_p: *const u8, _to: &mut RowNumbers) {}
-    /// Step 2: copies the rows to `to`, which is aligned like [`Unpacked::codes`].
-    unsafe fn rows(_numbers: &RowNumbers, _to: &mut [u8; CHUNK]) {}
-    /// Step 3: computes [`Format::codes`] from the rows.
-    unsafe fn codes_of_rows<S: QuantSimd>(_p: *const u8, rows: [S::CodeVec; 4]) -> [S::CodeVec; 4] {
+    /// Whether codes are entries of a codebook, which the next three methods unpack.
+    const USES_CODEBOOK: bool = false;
+    /// Step 1: reads the indices of the entries.
+    unsafe fn numbers<S: QuantSimd>(_p: *const u8, _to: &mut CodebookIndices) {}
+    /// Step 2: copies the entries to `to`, which is aligned like [`Unpacked::codes`].
+    unsafe fn rows(_numbers: &CodebookIndices, _to: &mut [u8; CHUNK]) {}
+    /// Step 3: computes [`Format::codes`] from the entries.
+    unsafe fn codes_of_entries<S: QuantSimd>(
+        _p: *const u8,
+        rows: [S::CodeVec; 4],
+    ) -> [S::CodeVec; 4] {
         rows
     }
 
@@ -68,7 +71,7 @@ pub(crate) trait Format: Copy + 'static {
 }
 
 /// Numbers of the codebook rows of a chunk: rows of 4 weights, or half as many rows of 8.
-pub(crate) type RowNumbers = [u16; CHUNK / 4];
+pub(crate) type CodebookIndices = [u16; CHUNK / 4];
 
 /// [`Format::by_sub_blocks`] from codes in file order.
 #[inline(always)]
@@ -123,10 +126,10 @@ pub(crate) unsafe fn unpack_each<S: QuantSimd, F: Format>(
     to: &mut [Unpacked],
 ) {
     let chunk = |i: usize| p.wrapping_add(i * stride);
-    if F::BY_ROWS {
-        for (i, to) in to.chunks_mut(TOGETHER).enumerate() {
+    if F::USES_CODEBOOK {
+        for (i, to) in to.chunks_mut(CHUNKS_PER_BATCH).enumerate() {
             // SAFETY: the caller guarantees the chunks and the features.
-            unsafe { unpack_rows::<S, F>(chunk(i * TOGETHER), stride, to) };
+            unsafe { unpack_rows::<S, F>(chunk(i * CHUNKS_PER_BATCH), stride, to) };
         }
         return;
     }
@@ -136,12 +139,13 @@ pub(crate) unsafe fn unpack_each<S: QuantSimd, F: Format>(
     }
 }
 
-/// [`unpack_each`] for at most [`TOGETHER`] chunks of a codebook format. Each step runs for all
-/// chunks before the next step, so that loads of row vectors come long after the word-wise stores.
+/// [`unpack_each`] for at most [`CHUNKS_PER_BATCH`] chunks of a codebook format. Each step runs for
+/// all chunks before the next step, so that loads of row vectors come long after the word-wise
+/// stores.
 #[inline(always)]
 unsafe fn unpack_rows<S: QuantSimd, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
     let chunk = |i: usize| p.wrapping_add(i * stride);
-    let mut numbers: [RowNumbers; TOGETHER] = [[0; CHUNK / 4]; TOGETHER];
+    let mut numbers: [CodebookIndices; CHUNKS_PER_BATCH] = [[0; CHUNK / 4]; CHUNKS_PER_BATCH];
     // SAFETY: the caller guarantees the chunks and the features; the numbers are valid row numbers.
     unsafe {
         for (i, numbers) in numbers.iter_mut().enumerate().take(to.len()) {
@@ -158,7 +162,7 @@ unsafe fn unpack_rows<S: QuantSimd, F: Format>(p: *const u8, stride: usize, to: 
                 S::load64(rows.add(128)),
                 S::load64(rows.add(192)),
             ];
-            let codes = F::codes_of_rows::<S>(chunk(i), rows);
+            let codes = F::codes_of_entries::<S>(chunk(i), rows);
             unpack::<S, F>(chunk(i), to, codes);
         }
     }
@@ -187,7 +191,7 @@ unsafe fn unpack<S: QuantSimd, F: Format>(p: *const u8, to: &mut Unpacked, codes
 /// The meaning of a format's codes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Codes {
-    /// Unsigned, below twice this (at least 4): `w = s · (c - offset)`.
+    /// Unsigned, in `0..2 · offset` with an offset of at least 2: `w = s · (c - offset)`.
     Offset(i32),
     /// Signed, in −128…127, through [`QuantSimd::signed`]: `w = s · c`.
     Signed,
@@ -263,7 +267,7 @@ pub(crate) trait QuantSimd: Simd {
     unsafe fn pair(a: *const u8, b: *const u8) -> Self::CodeVec;
     /// The low, then the high halves of 16 bytes at `a`, then of 16 at `b`.
     unsafe fn nibbles(a: *const u8, b: *const u8) -> Self::CodeVec;
-    /// The low, then the high halves of 8 bytes at `p`, then of the next ones: of 32 bytes.
+    /// For each 8 of the 32 bytes at `p`: the low nibbles, then the high nibbles.
     unsafe fn nibbles_of_words(p: *const u8) -> Self::CodeVec;
     /// 16 bytes at each of four distances from `p`.
     unsafe fn pieces(p: *const u8, at: [usize; 4]) -> Self::CodeVec;
@@ -317,7 +321,7 @@ pub(crate) trait QuantSimd: Simd {
     unsafe fn or_where(c: Self::CodeVec, bits: u64, value: u8) -> Self::CodeVec;
     /// `-c` where the bit of a code is set.
     unsafe fn negate_where(c: Self::CodeVec, bits: u64) -> Self::CodeVec;
-    /// Signed codes in the form of products.
+    /// Signed codes in the operand form of [`QuantSimd::dot`].
     unsafe fn signed(c: Self::CodeVec) -> Self::CodeVec;
     /// `table[c]`, codes below 16.
     unsafe fn lookup_unsigned(table: &[u8; 16], c: Self::CodeVec) -> Self::CodeVec;

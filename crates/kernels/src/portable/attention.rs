@@ -170,11 +170,11 @@ pub(super) fn score(tile: &ScoreTile<'_>, sums: &mut [f32], scratch: &mut Scratc
     let row: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * dim));
     for i in 0..tile.keys.rows {
         load_position(&tile.keys, i, row);
-        for (sum, q) in tile.q.chunks_exact(tile.summed * dim).enumerate() {
+        for (sum, q) in tile.q.chunks_exact(tile.heads_per_sum * dim).enumerate() {
             let product = |(h, q)| {
                 let product = dot(q, row);
-                let product = if tile.rectified { product.max(0.0) } else { product };
-                product * tile.weights.get(sum * tile.summed + h).copied().unwrap_or(1.0)
+                let product = if tile.relu { product.max(0.0) } else { product };
+                product * tile.weights.get(sum * tile.heads_per_sum + h).copied().unwrap_or(1.0)
             };
             sums[sum * KV_TILE + i] =
                 q.chunks_exact(dim).enumerate().map(product).fold(0.0, |sum, x| sum + x);

@@ -53,7 +53,7 @@ fn linear(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>, scratch: &mut Scr
 }
 
 /// `Σ a · b`, in sixteen interleaved partial sums: closer to the exact sum than one chain, and it
-/// vectorises.
+/// vectorizes.
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     dots(a, [b])[0]
 }

@@ -16,10 +16,10 @@ const REFUSAL_LIFETIME: Duration = Duration::from_secs(60);
 /// Largest number of remembered refusals. Other clients get a slot when one is free.
 const MAX_REFUSALS: usize = 1000;
 
-/// Description of [`FetchSlots`].
+/// Description of [`FetchLimiter`].
 pub(crate) static UPSTREAM_FETCHES: SharedTable = SharedTable {
     name: "mirror: fetches from upstreams",
-    holders: &["puna_mirror::pull_through::fetch_slots::FetchSlots"],
+    holders: &["puna_mirror::pull_through::fetch_slots::FetchLimiter"],
     limits: &[TableLimit::Rule("`mirror.fetch_parallel`")],
     shares: &[TableLimit::Rule("half")],
     when_full: "429 with `Retry-After`; a client that got none is next",
@@ -28,7 +28,7 @@ pub(crate) static UPSTREAM_FETCHES: SharedTable = SharedTable {
 
 /// All slots. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct FetchSlots {
+pub(super) struct FetchLimiter {
     total: usize,
     state: Arc<Mutex<SlotTable>>,
 }
@@ -50,7 +50,7 @@ struct SlotRefusal {
 
 /// Held during a fetch.
 pub(super) struct FetchSlot {
-    slots: FetchSlots,
+    slots: FetchLimiter,
     client: ClientId,
 }
 
@@ -83,7 +83,7 @@ impl SlotRefusal {
     }
 }
 
-impl FetchSlots {
+impl FetchLimiter {
     pub(super) fn new(total: usize) -> Self {
         Self { total, state: Arc::default() }
     }
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn one_client_cannot_take_all_slots() {
-        let (slots, [a, b, _]) = (FetchSlots::new(4), clients());
+        let (slots, [a, b, _]) = (FetchLimiter::new(4), clients());
         let now = Instant::now();
         let taken: Vec<_> = (0..10).filter_map(|_| slots.try_take(&a, now)).collect();
         assert_eq!(taken.len(), 2);
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_client_that_got_none_is_next() {
-        let (slots, [a, b, c]) = (FetchSlots::new(1), clients());
+        let (slots, [a, b, c]) = (FetchLimiter::new(1), clients());
         let now = Instant::now();
         let held = slots.try_take(&a, now).unwrap();
         for client in [&b, &c] {
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_refusal_expires() {
-        let (slots, [a, b, _]) = (FetchSlots::new(1), clients());
+        let (slots, [a, b, _]) = (FetchLimiter::new(1), clients());
         let now = Instant::now();
         slots.record_refusal(&b, now);
         assert!(slots.try_take(&a, now).is_none());
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_number_of_refusals_is_limited() {
-        let slots = FetchSlots::new(1);
+        let slots = FetchLimiter::new(1);
         for n in 0..2 * MAX_REFUSALS {
             slots.record_refusal(&ClientId::of_key(&n.to_string()), Instant::now());
         }

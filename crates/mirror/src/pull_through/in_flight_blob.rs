@@ -21,27 +21,29 @@ pub(super) struct InFlightBlob {
     pub(super) has_bucket: bool,
     pub(super) digest: Digest,
     pub(super) size: u64,
-    pub(super) running: DownloadReader,
-    /// Whether the manifests of the requested repository declare this size. Otherwise nothing is
-    /// served before the blob is verified: wherever the client expects its end, it cannot have all
-    /// of it earlier. See `declared_sizes`.
+    pub(super) reader: DownloadReader,
+    /// Whether the manifests of the requested repository declare this size. If not, no byte is
+    /// served before the digest is verified, because a wrong size of the upstream could let the
+    /// client finish early. See `declared_sizes`.
     pub(super) is_size_declared: bool,
 }
 
 impl InFlightBlob {
     /// Returns the next bytes of a range that are present, or the stored blob for all of it.
     async fn next(&mut self, range: Range<u64>) -> Result<BlobPiece, MirrorError> {
-        // The last byte arrives only after verification.
+        // `DownloadReader` returns the last byte only after verification, so this read waits for
+        // it.
         if !self.is_size_declared {
-            self.running.read(self.size.saturating_sub(1), 1).await?;
+            self.reader.read(self.size.saturating_sub(1), 1).await?;
             self.is_size_declared = true;
         }
         let max = usize::try_from(range.end - range.start).unwrap_or(READ_BYTES).min(READ_BYTES);
-        let bytes = self.running.read(range.start, max).await?;
-        if !self.running.is_unverified() {
+        let bytes = self.reader.read(range.start, max).await?;
+        if !self.reader.is_unverified() {
             return Ok(BlobPiece::Bytes(bytes));
         }
-        // The storage verifies blobs that other programs have named, and serves no damaged one.
+        // Another program completed this download, so the blob is read through the storage, which
+        // verifies it.
         match self.blobs.blob(self.digest).await? {
             Some(blob) if blob.size() == self.size => Ok(BlobPiece::Rest(blob.read(range))),
             // The blob is in the store of this process and not yet in the bucket.

@@ -84,7 +84,7 @@ impl Inner {
 
     /// Returns a manifest by digest. For a child of an upstream's list, starts to fetch what is
     /// missing.
-    pub(super) async fn complete_child(
+    pub(super) async fn fetch_missing_child(
         self: &Arc<Self>,
         name: &Repository,
         digest: Digest,

@@ -44,7 +44,7 @@ use in_flight::InFlightModel;
 use list_children::ListChildren;
 use tag_cache::{MAX_TAGS, TagCache};
 use unreferenced_cache::UnreferencedBlobs;
-use upstreams::FetchGate;
+use upstreams::FetchRules;
 
 pub(crate) use declared_sizes::BLOB_SIZES;
 pub(crate) use fetch_slots::UPSTREAM_FETCHES;
@@ -65,7 +65,7 @@ pub struct PullThrough(Arc<Inner>);
 /// Statistics of fetches from upstreams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FetchStats {
-    /// Tags served from the storage.
+    /// Tags answered without a new fetch.
     pub(crate) hits: u64,
     /// Tags that had to be fetched.
     pub(crate) misses: u64,
@@ -88,7 +88,7 @@ struct Inner {
     registry: Registry,
     lookup: Arc<dyn UpstreamLookup>,
     upstreams: Upstreams,
-    gate: FetchGate,
+    gate: FetchRules,
     usage_log: UsageLog,
     tags: TagCache,
     unreferenced: UnreferencedBlobs,
@@ -139,7 +139,7 @@ impl PullThrough {
             store,
             lookup: Arc::new(registry.clone()),
             registry,
-            gate: FetchGate::new(&upstreams),
+            gate: FetchRules::new(&upstreams),
             upstreams,
             usage_log,
             tags: TagCache::new(MAX_TAGS),
@@ -182,11 +182,11 @@ impl PullThrough {
         match reference {
             Reference::Tag(tag) => self.0.manifest_of_tag(name, tag, requester).await,
             Reference::Digest(digest) => {
-                let here = match self.0.storage.manifests.manifest(name, reference).await? {
+                let local = match self.0.storage.manifests.manifest(name, reference).await? {
                     Some(manifest) => Some(manifest),
                     None => self.0.in_flight_manifest(name, *digest).await?,
                 };
-                self.0.complete_child(name, *digest, here, requester).await
+                self.0.fetch_missing_child(name, *digest, local, requester).await
             }
         }
     }
@@ -339,21 +339,25 @@ impl ManifestStore for PullThrough {
         removals: Vec<ConditionalRemoval>,
     ) -> StorageFuture<'_, Vec<Result<bool, MirrorError>>> {
         Box::pin(async move {
-            let is_coming = |one: &ConditionalRemoval| {
+            let is_in_flight = |one: &ConditionalRemoval| {
                 let model = self.0.upstreams.model(&one.name, one.tag.as_deref()?)?;
                 Some(self.0.tags.in_flight(&model).is_some())
             };
             let in_flight: Vec<bool> =
-                removals.iter().map(|one| is_coming(one).unwrap_or(false)).collect();
-            let still = removals
+                removals.iter().map(|one| is_in_flight(one).unwrap_or(false)).collect();
+            let removable = removals
                 .into_iter()
                 .zip(&in_flight)
                 .filter(|(_, in_flight)| !**in_flight)
                 .map(|(one, _)| one);
-            let still = self.0.storage.manifests.remove_unchanged(still.collect()).await?;
-            let mut done = still.into_iter();
-            let of = |in_flight| if in_flight { None } else { done.next() };
-            Ok(in_flight.into_iter().map(of).map(|done| done.unwrap_or(Ok(false))).collect())
+            let removed = self.0.storage.manifests.remove_unchanged(removable.collect()).await?;
+            let mut removed = removed.into_iter();
+            let result = |in_flight| if in_flight { None } else { removed.next() };
+            Ok(in_flight
+                .into_iter()
+                .map(result)
+                .map(|result| result.unwrap_or(Ok(false)))
+                .collect())
         })
     }
 }
@@ -381,13 +385,13 @@ impl BlobStore for PullThrough {
         digest: Digest,
     ) -> StorageFuture<'a, bool> {
         Box::pin(async move {
-            let comes = || {
+            let is_in_flight = || {
                 self.0
                     .in_flight_objects()
                     .iter()
                     .any(|object| object.name == *name && object.has_blob(&digest))
             };
-            Ok(self.0.storage.blobs.references_blob(name, digest).await? || comes())
+            Ok(self.0.storage.blobs.references_blob(name, digest).await? || is_in_flight())
         })
     }
 }

@@ -29,12 +29,12 @@ impl Inner {
         tag: &str,
         requester: Requester,
     ) -> Result<Option<Manifest>, MirrorError> {
-        let of = Reference::Tag(tag.to_owned());
+        let reference = Reference::Tag(tag.to_owned());
         let Some(model) = self.upstreams.model(name, tag) else {
-            return self.storage.manifests.manifest(name, &of).await;
+            return self.storage.manifests.manifest(name, &reference).await;
         };
         if !self.upstreams.may_fetch(name) {
-            let stored = self.storage.manifests.manifest(name, &of).await?;
+            let stored = self.storage.manifests.manifest(name, &reference).await?;
             return stored.map(Some).ok_or_else(|| self.gate.not_allowed_error(name));
         }
         let tag = self.tags.entry(&model);
@@ -48,7 +48,7 @@ impl Inner {
             return Ok(self.count_hit(Some(fetch.manifest.clone())));
         }
         let state = tag.state();
-        let stored = self.storage.manifests.manifest(name, &of).await?;
+        let stored = self.storage.manifests.manifest(name, &reference).await?;
         let request = TagRequest { name, model, requester, stored };
         if let Some(InFlightModel::Files(assembly)) = in_flight {
             drop(lookup_lock);
@@ -65,12 +65,12 @@ impl Inner {
                 if since.elapsed() < self.negative_cache_time
                     && self.still_applies(&reason, &request) =>
             {
-                let refused = if request.stored.is_none() {
+                let error = if request.stored.is_none() {
                     self.miss_error(&request.model, &reason)
                 } else {
                     None
                 };
-                self.stored_or_error(request.stored, refused)
+                self.stored_or_error(request.stored, error)
             }
             _ => self.ask_upstream(&tag, request, lookup_lock).await,
         }
@@ -115,15 +115,15 @@ impl Inner {
     fn stored_or_error(
         &self,
         stored: Option<Manifest>,
-        refused: Option<MirrorError>,
+        error: Option<MirrorError>,
     ) -> Result<Option<Manifest>, MirrorError> {
-        match (stored, refused) {
-            (None, Some(refused)) => Err(refused),
+        match (stored, error) {
+            (None, Some(error)) => Err(error),
             (stored, _) => Ok(self.count_hit(stored)),
         }
     }
 
-    /// Counts a tag that is served from the storage.
+    /// Counts a tag that is answered without a new fetch.
     pub(super) fn count_hit(&self, stored: Option<Manifest>) -> Option<Manifest> {
         lock(&self.fetch_stats).hits += u64::from(stored.is_some());
         stored
@@ -136,14 +136,14 @@ impl Inner {
         request: TagRequest<'_>,
         reason: MissReason,
     ) -> Result<Option<Manifest>, MirrorError> {
-        let refused = self.miss_error(&request.model, &reason);
+        let error = self.miss_error(&request.model, &reason);
         if request.stored.is_some() && matches!(reason, MissReason::Absent | MissReason::Failed(_))
         {
-            let (model, error) = (&request.model, refused.as_ref().map(ToString::to_string));
+            let (model, error) = (&request.model, error.as_ref().map(ToString::to_string));
             tracing::warn!(%model, error, "tag not available from the upstream; serving the stored version");
         }
         tag.set(TagState::NegativeCached(Instant::now(), reason));
-        self.stored_or_error(request.stored, refused)
+        self.stored_or_error(request.stored, error)
     }
 
     /// Asks the upstream for a tag and starts to fetch the result.

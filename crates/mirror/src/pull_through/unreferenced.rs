@@ -1,7 +1,7 @@
 //! Blobs requested by digest while no manifest that references them is being fetched.
 //!
-//! Another mirror has served the manifest, or this one before a restart. The upstream says whether
-//! the blob belongs to the repository.
+//! This happens if another mirror, or this one before a restart, served the manifest. The upstream
+//! says whether the blob belongs to the repository.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,13 +22,13 @@ use crate::pull_through::in_flight_blob::InFlightBlob;
 use crate::pull_through::upstreams::{FetchPermit, Requester};
 use crate::types::repository::Repository;
 
-/// How long the answer counts that an upstream has a blob.
+/// How long it is cached that an upstream has a blob.
 const FOUND_LIFETIME: Duration = Duration::from_secs(60 * 60);
 /// How long a blob stays in the local store after its last use, if the storage is a bucket.
 const KEEP_AFTER_LAST_USE: Duration = Duration::from_secs(10 * 60);
 /// Interval of checks whether it can be removed.
 const CLEANUP_POLL_INTERVAL: Duration = Duration::from_secs(30);
-/// Any tag, to name the model of a repository of which only a blob is known.
+/// Placeholder tag: a request for a blob has none, but `Upstreams::model` needs one.
 const UPSTREAM_LOOKUP_TAG: &str = "latest";
 
 impl Inner {
@@ -80,23 +80,23 @@ impl Inner {
         if !is_fetching {
             let permit = self.admit_blob(&model, found.size(), requester)?;
             tracing::info!(%model, %digest, "fetching an unreferenced blob");
-            // The size is read before the fetch starts.
+            // Bytes that are present before the fetch are not counted.
             let initial_bytes = found.completed(&self.store).await;
             blob.set(LookupState::Fetching(Instant::now(), found.clone()));
-            let brought = self.clone().run_blob_fetch(
+            let fetch = self.clone().run_blob_fetch(
                 model,
                 blob.clone(),
                 digest,
                 (found.clone(), initial_bytes),
                 permit,
             );
-            puna_tasks::spawn(brought);
+            puna_tasks::spawn(fetch);
         }
         blob.touch();
         let size = found.size();
         Ok(found
             .download_reader(&self.store)
-            .map(|running| self.in_flight_blob_of(digest, size, running, is_size_declared)))
+            .map(|reader| self.in_flight_blob_of(digest, size, reader, is_size_declared)))
     }
 
     /// Fails if the upstream's size of a blob contradicts the declared one. Returns whether a size
@@ -196,10 +196,10 @@ impl Inner {
         }
         drop(permit);
         let state = match fetched {
-            Ok(kept) => {
+            Ok(pin) => {
                 tracing::info!(%model, %digest, "fetched");
                 if self.bucket.is_some() {
-                    self.keep_while_used(&blob, digest, kept).await;
+                    self.keep_while_used(&blob, digest, pin).await;
                 }
                 LookupState::Found(Instant::now(), found)
             }
@@ -215,7 +215,7 @@ impl Inner {
     }
 
     /// Keeps a blob in the local store while it is used and until the bucket has it.
-    async fn keep_while_used(&self, blob: &UnreferencedBlob, digest: Digest, kept: PinGuard) {
+    async fn keep_while_used(&self, blob: &UnreferencedBlob, digest: Digest, pin: PinGuard) {
         loop {
             tokio::time::sleep(CLEANUP_POLL_INTERVAL).await;
             let is_idle = matches!(blob.state(), LookupState::Fetching(last_used, _) if last_used.elapsed() > KEEP_AFTER_LAST_USE);
@@ -223,8 +223,8 @@ impl Inner {
                 break;
             }
         }
-        drop(kept);
-        // A fetch of a model with this blob holds it as well.
+        drop(pin);
+        // `discard_blobs` keeps the blob if the fetch of a model has pinned it.
         let store = self.store.clone();
         if let Err(error) = blocking(move || Ok(store.discard_blobs(&[digest])?)).await {
             tracing::warn!(%digest, %error, "cannot remove a temporary copy of a blob");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use puna_store::{DEFAULT_HOST, ModelName};
 
-use super::fetch_slots::{FetchSlot, FetchSlots};
+use super::fetch_slots::{FetchLimiter, FetchSlot};
 use crate::auth::ClientId;
 use crate::error::{Denial, LimitReached, MirrorError};
 use crate::types::name_pattern::{matches_pattern, repository_matches};
@@ -56,9 +56,9 @@ impl Upstreams {
 }
 
 /// Applies the limits on fetches.
-pub(super) struct FetchGate {
+pub(super) struct FetchRules {
     limit: Option<u64>,
-    slots: Option<FetchSlots>,
+    slots: Option<FetchLimiter>,
     refused: AtomicU64,
 }
 
@@ -67,9 +67,9 @@ pub(super) struct FetchPermit {
     _slot: Option<FetchSlot>,
 }
 
-impl FetchGate {
+impl FetchRules {
     pub(super) fn new(upstreams: &Upstreams) -> Self {
-        let slots = upstreams.fetch_parallel.map(FetchSlots::new);
+        let slots = upstreams.fetch_parallel.map(FetchLimiter::new);
         Self { limit: upstreams.fetch_limit, slots, refused: AtomicU64::new(0) }
     }
 
@@ -169,7 +169,7 @@ mod tests {
         let model = ModelName::parse("m").unwrap();
         let upstreams =
             Upstreams { fetch_limit: Some(100), fetch_parallel: Some(2), ..Upstreams::default() };
-        let gate = FetchGate::new(&upstreams);
+        let gate = FetchRules::new(&upstreams);
         assert!(
             !gate.is_too_large(100, Requester::Anonymous)
                 && !gate.is_too_large(101, Requester::Trusted)
@@ -183,7 +183,7 @@ mod tests {
         assert!(!gate.is_full() && gate.try_begin().is_some());
         drop(two);
         assert_eq!(gate.refused(), 2);
-        let open = FetchGate::new(&Upstreams::default());
+        let open = FetchRules::new(&Upstreams::default());
         assert!(
             !open.is_too_large(u64::MAX, Requester::Anonymous)
                 && !open.is_full()

@@ -25,7 +25,7 @@ pub(super) fn load(
     let scale = keys.factor("expert_weights_scale")?.unwrap_or(1.0);
     let n = hp.n_embd;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let shape = ExpertShape { normalise: true, scale, ..ExpertShape::read(keys, hp.ff(b.i))? };
+        let shape = ExpertShape { normalize: true, scale, ..ExpertShape::read(keys, hp.ff(b.i))? };
         let ffn = FeedForward::ParallelExperts {
             dense: Mlp::load(b.w, &b.name, n, n, Glu::Silu)?,
             norm: b.w.norm(&format!("{}.ffn_norm_exps", b.name), n, eps)?,

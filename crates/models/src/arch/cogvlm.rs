@@ -18,7 +18,7 @@ pub(super) fn load(
 ) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    // All dimensions of a head are rotated. The file has no base: CogVLM 2 has shared key heads and
+    // All dimensions of a head are rotated. The file has no base: CogVLM 2 has shared KV heads and
     // a larger base.
     let base = if hp.kv_heads == hp.heads { 10_000.0 } else { 500_000.0 };
     let (dims, original) = (hp.key_dim, hp.n_ctx);

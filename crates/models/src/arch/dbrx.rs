@@ -1,5 +1,5 @@
 //! DBRX: pre-norm decoder with layer norms, clamped query, key and value, split-half rotary
-//! embedding, and experts with normalised weights.
+//! embedding, and experts with normalized weights.
 //! GGUF: `general.architecture = "dbrx"`; the norm before the feed-forward network is stored as
 //! `attn_output_norm`.
 
@@ -23,7 +23,7 @@ pub(super) fn load(
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let clamp = keys.opt_limit("attention.clamp_kqv")?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
+        let shape = ExpertShape { normalize: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
         let ffn = b.experts(shape)?;
         Ok(Layer {
             attn_norm: Some(b.norm("attn_norm")?),

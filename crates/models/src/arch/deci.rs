@@ -1,7 +1,7 @@
 //! Nemotron 51B, Super and Ultra (DeciLM): a Llama pruned by architecture search. A layer may have
 //! a linear map instead of attention, or no attention at all, and may lack its feed-forward
 //! network.
-//! GGUF: `general.architecture = "deci"`; layers without key heads have the linear map, layers
+//! GGUF: `general.architecture = "deci"`; layers without KV heads have the linear map, layers
 //! without any heads have no attention.
 
 use puna_graph::*;
@@ -69,10 +69,10 @@ pub(super) fn load(
                 Some(DeciMixer::Attention(Box::new(Attention { qkv, spec, cache_layer, wo })))
             }
             (heads, kv_heads) => {
-                let reason = "query heads must be a multiple of the key heads";
+                let reason = "query heads must be a multiple of the KV heads";
                 let (key, value) = (
                     keys.name("attention.head_count"),
-                    format!("{heads} with {kv_heads} key heads"),
+                    format!("{heads} with {kv_heads} KV heads"),
                 );
                 return Err(ModelError::KeyValue { key, value, reason });
             }

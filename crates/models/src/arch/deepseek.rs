@@ -1,6 +1,6 @@
 //! DeepSeek (first version): a Llama with dense layers first, then many small experts and shared
 //! experts.
-//! GGUF: `general.architecture = "deepseek"`, `"bailingmoe"` for Ling, which may normalise the
+//! GGUF: `general.architecture = "deepseek"`, `"bailingmoe"` for Ling, which may normalize the
 //! expert weights, and `"deepseek2-ocr"` for the language model of DeepSeek-OCR, with split-half
 //! rotary embedding.
 
@@ -21,7 +21,7 @@ pub(super) fn load(
 ) -> Result<LoadedArchitecture, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape {
-        normalise: keys.flag("expert_weights_norm")?,
+        normalize: keys.flag("expert_weights_norm")?,
         scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
         ..ExpertShape::read(keys, hidden)?
     };

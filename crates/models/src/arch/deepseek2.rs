@@ -1,7 +1,6 @@
-//! DeepSeek 2 and 3 and models of the same design (Kimi K2, GLM-4.7-Flash, GigaChat 3): latent
-//! attention, dense layers first, then many small experts and shared experts.
-//! GGUF: `general.architecture = "deepseek2"`, and `"mistral4"` for Mistral's models of this
-//! design.
+//! DeepSeek 2 and 3 and models of the same design (Kimi K2, GLM-4.7-Flash, GigaChat 3): multi-head
+//! latent attention (MLA), dense layers first, then many small experts and shared experts. GGUF:
+//! `general.architecture = "deepseek2"`, and `"mistral4"` for Mistral's models of this design.
 
 use puna_graph::*;
 
@@ -41,14 +40,14 @@ pub(super) fn load(
 
 /// Experts, and the width of the shared experts.
 fn experts(keys: &Keys<'_>, hp: &Hparams) -> Result<(ExpertShape, usize), ModelError> {
-    let hidden = keys.count("expert_feed_forward_length")?;
+    let n_ff_exp = keys.count("expert_feed_forward_length")?;
     // Early files of GLM-4.7-Flash lack the key of the gating function.
     let is_glm = (47..=48).contains(&hp.n_layer) && hp.n_vocab == 154_880;
     let gating = if is_glm { Gating::Sigmoid } else { Gating::Softmax };
-    Ok((ExpertShape::read_with_routing(keys, hidden, gating)?, keys.shared_width(hidden)?))
+    Ok((ExpertShape::read_with_routing(keys, n_ff_exp, gating)?, keys.shared_width(n_ff_exp)?))
 }
 
-/// Factor of queries that grows with the position in steps.
+/// Attention temperature: factor of queries that grows with the logarithm of the position.
 fn temperature(keys: &Keys<'_>) -> Result<Option<AttnTemperatureSpec>, ModelError> {
     let Some(scale) = keys.factor("attention.temperature_scale")? else { return Ok(None) };
     let floor = keys.count("attention.temperature_length")? as u32;

@@ -67,7 +67,7 @@ pub(super) fn load_rnd1(
     w: &mut Weights<'_>,
     _: LoadOptions,
 ) -> Result<LoadedArchitecture, ModelError> {
-    let shape = ExpertShape { normalise: true, ..experts(keys)? };
+    let shape = ExpertShape { normalize: true, ..experts(keys)? };
     load_diffusion(
         keys,
         super::qwen3::decoder(keys, w, |b| b.experts(shape))?,

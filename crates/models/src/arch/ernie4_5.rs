@@ -67,7 +67,7 @@ impl ExpertLayers {
     fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
         let hidden = keys.count("expert_feed_forward_length")?;
         let shape = ExpertShape {
-            normalise: true,
+            normalize: true,
             ..ExpertShape::read_with_routing(keys, hidden, Gating::Softmax)?
         };
         Ok(Self {

@@ -282,7 +282,7 @@ impl ParallelExperts {
         let name = |part: &str| format!("blk.{i}.{part}");
         let hidden = keys.count("expert_feed_forward_length")?;
         let shape =
-            ExpertShape { normalise: true, glu: Glu::Gelu, ..ExpertShape::read(keys, hidden)? };
+            ExpertShape { normalize: true, glu: Glu::Gelu, ..ExpertShape::read(keys, hidden)? };
         let router = w.tensor(&name("ffn_gate_inp.weight"), &[hp.n_embd, shape.experts])?;
         let router = Linear { w: router, scale: 1.0, bias: None, out: shape.experts };
         let factors = Some(w.tensor(&name("ffn_gate_inp.scale"), &[hp.n_embd])?);

@@ -59,7 +59,7 @@ fn load_with(
     let rope_pattern = keys.flags("attention.rope_pattern", hp.n_layer)?;
     let layers = decoder::layers(w, hp, norm, |b| {
         let ffn = if experts > 0 {
-            let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
+            let shape = ExpertShape { normalize: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
             b.experts_with_shared(shape, shared)?
         } else {
             b.gated(Glu::Silu)?

@@ -164,7 +164,7 @@ impl SwitchedLora {
             experts: count,
             top_k: 1,
             gating: Gating::SoftmaxOfSelected,
-            normalise: false,
+            normalize: false,
             scale: 1.0,
             factors: None,
             selection_bias: None,

@@ -36,7 +36,7 @@ pub(super) fn load(
             Box::new(Attention { rope, spec, ..plain })
         };
         let ffn = if experts > 0 {
-            let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
+            let shape = ExpertShape { normalize: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
             b.experts_with_shared(shape, shared)?
         } else {
             b.gated(Glu::Silu)?

@@ -38,7 +38,7 @@ pub(super) fn load(
     let layers = decoder::layers(w, &hp, norm, |b| {
         let hidden = hidden.unwrap_or(hp.ff(b.i));
         let shape = ExpertShape {
-            normalise: true,
+            normalize: true,
             scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
             glu: Glu::Gelu,
             ..ExpertShape::read(keys, hidden)?

@@ -40,7 +40,7 @@ fn load_with(
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if experts > 0 {
-            let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
+            let shape = ExpertShape { normalize: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
             b.experts_with_shared(shape, keys.count("expert_shared_feed_forward_length")?)?
         } else {
             b.gated(Glu::Silu)?

@@ -25,7 +25,7 @@ pub(super) fn load(
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape {
-        normalise: true,
+        normalize: true,
         ..ExpertShape::read_with_routing(keys, hidden, Gating::Sigmoid)?
     };
     let shared = keys.shared_width(hidden)?;

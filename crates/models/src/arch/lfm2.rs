@@ -61,7 +61,7 @@ fn load_with(
                 keys.count("expert_feed_forward_length")?,
                 Gating::Sigmoid,
             )?;
-            b.experts(ExpertShape { normalise: true, ..shape })?
+            b.experts(ExpertShape { normalize: true, ..shape })?
         };
         let ffn = Some((b.norm("ffn_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })

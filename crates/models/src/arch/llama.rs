@@ -100,7 +100,7 @@ impl Layer {
         let ffn = match keys.opt_count("expert_count")?.unwrap_or(0) {
             0 => FeedForward::Dense(Mlp::load(w, &blk, hp.n_embd, n_ff, Glu::Silu)?),
             _ => {
-                let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, n_ff)? };
+                let shape = ExpertShape { normalize: true, ..ExpertShape::read(keys, n_ff)? };
                 FeedForward::Moe(Experts::load(w, &blk, hp.n_embd, shape)?)
             }
         };
@@ -148,7 +148,6 @@ impl Architecture for Llama {
             let f = layer.ffn.forward(g, h);
             x = g.add("l_out", x, f);
 
-            // Control vectors.
             x = g.add_control_vectors(i, x);
         }
         g.set_layer(None);

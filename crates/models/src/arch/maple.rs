@@ -25,7 +25,7 @@ pub(super) fn load(
     let rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
     let shape = ExpertShape {
-        normalise: true,
+        normalize: true,
         ..ExpertShape::read(keys, keys.count("expert_feed_forward_length")?)?
     };
     let limits = keys.limits_per_layer("swiglu_clamp_exp", hp.n_layer)?;

@@ -27,7 +27,7 @@ pub(super) fn load(
     let windows = Windows::read_optional(keys, keys.sliding(hp.n_layer, 4)?)?;
     let hidden = keys.count("expert_feed_forward_length")?;
     let scale = keys.factor("expert_weights_scale")?.unwrap_or(1.0);
-    let shape = ExpertShape { normalise: true, scale, ..ExpertShape::read(keys, hidden)? };
+    let shape = ExpertShape { normalize: true, scale, ..ExpertShape::read(keys, hidden)? };
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.experts(shape)?;
         Ok(Layer {

@@ -31,7 +31,7 @@ pub(super) fn load(
         let ffn = if b.has("ffn_gate_inp.weight") {
             let shape = ExpertShape::read(keys, keys.count("expert_feed_forward_length")?)?;
             let scale = keys.factor("expert_weights_scale")?.unwrap_or(1.0);
-            b.experts(ExpertShape { gating: Gating::Sigmoid, normalise: true, scale, ..shape })?
+            b.experts(ExpertShape { gating: Gating::Sigmoid, normalize: true, scale, ..shape })?
         } else {
             b.gated(Glu::Silu)?
         };

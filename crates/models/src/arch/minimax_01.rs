@@ -30,7 +30,7 @@ pub(super) fn load(
         } else {
             Box::new(Attention { rope: Some(rope), ..Attention::load(b, false)? })
         };
-        let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
+        let shape = ExpertShape { normalize: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
         let ffn = Some((b.norm("ffn_norm")?, b.experts(shape)?));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;

@@ -22,7 +22,7 @@ pub(super) fn load(
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape {
-        normalise: true,
+        normalize: true,
         ..ExpertShape::read_with_routing(keys, hidden, Gating::Softmax)?
     };
     let layers = decoder::layers(w, &hp, norm, |b| {

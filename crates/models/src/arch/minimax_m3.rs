@@ -1,5 +1,5 @@
 //! MiniMax M3 (2026): MiniMax M2 with norms per head, dense layers first, and shared experts. After
-//! the dense layers, attention is sparse: an indexer selects blocks of positions for each key head.
+//! the dense layers, attention is sparse: an indexer selects blocks of positions for each KV head.
 //! GGUF: `general.architecture = "minimax-m3"`.
 
 use puna_graph::*;

@@ -27,7 +27,7 @@ pub(super) fn load(
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if experts > 0 {
-            b.experts(ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? })?
+            b.experts(ExpertShape { normalize: true, ..ExpertShape::read(keys, hp.ff(b.i))? })?
         } else {
             b.gated(Glu::Silu)?
         };

@@ -142,7 +142,7 @@ pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "apertus", load: apertus::load },
     Entry { name: "arcee", load: arcee::load },
     Entry { name: "arctic", load: arctic::load },
-    Entry { name: "arwkv7", load: rwkv7::load_hybrid },
+    Entry { name: "arwkv7", load: rwkv7::load_arwkv7 },
     Entry { name: "baichuan", load: llama::load_baichuan },
     Entry { name: "bailingmoe", load: deepseek::load },
     Entry { name: "bailingmoe2", load: dots1::load },

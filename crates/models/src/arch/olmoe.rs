@@ -1,5 +1,5 @@
 //! OLMoE: pre-norm decoder, norms of query and key over all heads together, experts with weights
-//! that are not normalised.
+//! that are not normalized.
 //! GGUF: `general.architecture = "olmoe"`.
 
 use puna_graph::*;

@@ -1,5 +1,5 @@
 //! Qwen2 with experts: pre-norm decoder, biases of query, key and value, experts with weights that
-//! are not normalised, and a gated shared expert.
+//! are not normalized, and a gated shared expert.
 //! GGUF: `general.architecture = "qwen2moe"`.
 
 use puna_graph::*;

@@ -30,7 +30,7 @@ pub(super) fn load_moe(
     _: LoadOptions,
 ) -> Result<LoadedArchitecture, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
-    let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
+    let shape = ExpertShape { normalize: true, ..ExpertShape::read(keys, hidden)? };
     let (hp, decoder) = decoder(keys, w, |b| b.experts(shape))?;
     Ok(decoder.into_architecture(&hp))
 }
@@ -42,7 +42,7 @@ pub(super) fn load_grove(
     _: LoadOptions,
 ) -> Result<LoadedArchitecture, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
-    let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
+    let shape = ExpertShape { normalize: true, ..ExpertShape::read(keys, hidden)? };
     let each = keys.count("experts_per_group")?;
     if !shape.experts.is_multiple_of(each) {
         let (key, value) = (keys.name("experts_per_group"), each.to_string());

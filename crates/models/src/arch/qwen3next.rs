@@ -62,7 +62,7 @@ pub(super) fn experts(
     let hidden = keys.count_or("expert_feed_forward_length", ff / used)?;
     let shared = keys.count_or("expert_shared_feed_forward_length", ff)?;
     b.experts_with_shared(
-        ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? },
+        ExpertShape { normalize: true, ..ExpertShape::read(keys, hidden)? },
         shared,
     )
 }

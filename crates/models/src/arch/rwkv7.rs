@@ -27,7 +27,7 @@ pub(super) fn load(
     Ok(two_layer_blocks(w, &hp, norm, blocks)?.into_architecture(&hp))
 }
 
-pub(super) fn load_hybrid(
+pub(super) fn load_arwkv7(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
@@ -62,10 +62,10 @@ struct TimeMix {
     key: Linear,
     value: Linear,
     decay: LowRankProjection,
-    /// In-context learning iclr: how much of the value stored under a key is removed.
+    /// In-context learning rate (`iclr`): how much of the value stored under a key is removed.
     iclr: LowRankProjection,
     /// Share of the first layer's values in the values of a later layer.
-    residual: Option<LowRankProjection>,
+    value_residual: Option<LowRankProjection>,
     gate: Option<LowRankProjection>,
     /// `k_k`: factor from keys to removal keys.
     removal_key_factor: WeightId,
@@ -83,7 +83,7 @@ impl TimeMix {
         keys: &Keys<'_>,
         config: Rwkv7Config,
     ) -> Result<Self, ModelError> {
-        let Rwkv7Config { dim, ranks: [decay_rank, iclr_rank, residual_rank] } = config;
+        let Rwkv7Config { dim, ranks: [decay_rank, iclr_rank, value_residual_rank] } = config;
         let n = b.hp.n_embd;
         let name = |part: &str| format!("time_mix_{part}.weight");
         let has_gate = b.has(&name("g1"));
@@ -105,7 +105,8 @@ impl TimeMix {
         let iclr = low_rank(b, ["time_mix_a1", "time_mix_a2", "time_mix_a0"], iclr_rank, None)?;
         // The first layer has nothing to mix with; its tensors in files may have any shape.
         let names = ["time_mix_v1", "time_mix_v2", "time_mix_v0"];
-        let residual = if b.i == 0 { None } else { Some(low_rank(b, names, residual_rank, None)?) };
+        let value_residual =
+            if b.i == 0 { None } else { Some(low_rank(b, names, value_residual_rank, None)?) };
         let gate = if has_gate {
             let rank = keys.count("attention.gate_lora_rank")?;
             let names = ["time_mix_g1", "time_mix_g2"];
@@ -121,7 +122,7 @@ impl TimeMix {
             value: b.linear("time_mix_value", n, n)?,
             decay,
             iclr,
-            residual,
+            value_residual,
             gate,
             removal_key_factor: b.tensor(&name("k_k"), &[n])?,
             key_rate_factor: b.tensor(&name("k_a"), &[n])?,
@@ -139,11 +140,12 @@ impl TimeMix {
     /// Values, mixed with the first layer's.
     fn values(&self, g: &mut Graph, context: &mut MixerContext, x: ValueId) -> ValueId {
         let v = g.linear("value", &self.value, x);
-        let (Some(residual), Some(first)) = (&self.residual, context.first_values) else {
+        let (Some(value_residual), Some(first)) = (&self.value_residual, context.first_values)
+        else {
             context.first_values = Some(v);
             return v;
         };
-        let share = residual.apply(g, "value_share", x);
+        let share = value_residual.apply(g, "value_share", x);
         let share = g.activate("value_share_sigmoid", Activation::Sigmoid, share);
         let negative = g.scale("value_negative", v, -1.0);
         let difference = g.add("value_difference", negative, first);
@@ -185,7 +187,7 @@ impl Mixer for TimeMix {
         );
         let (read, bonus) = (g.slice(y, 0, n), g.slice(y, n, n));
         let read = self.norm.as_ref().map_or(read, |norm| g.layer_norm("wkv_norm", norm, read));
-        let y = g.add("wkv_with_itself", read, bonus);
+        let y = g.add("wkv_plus_bonus", read, bonus);
         let Some(gate) = &self.gate else { return y };
         let x = mixed(g, 5);
         let gate = gate.apply(g, "gate", x);

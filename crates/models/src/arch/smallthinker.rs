@@ -28,7 +28,7 @@ pub(super) fn load(
     let layers = decoder::layers(w, &hp, norm, |b| {
         let hidden = hidden.unwrap_or(hp.ff(b.i));
         let shape = ExpertShape::read_with_routing(keys, hidden, Gating::Softmax)?;
-        let ffn = b.experts(ExpertShape { normalise: true, glu: Glu::Relu, ..shape })?;
+        let ffn = b.experts(ExpertShape { normalize: true, glu: Glu::Relu, ..shape })?;
         Ok(Layer {
             // Without windows, every layer has rotary embedding.
             rope: (windows.has_window(b.i) || !windows.is_enabled()).then_some(rope),

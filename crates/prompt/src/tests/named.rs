@@ -75,7 +75,7 @@ fn the_template_of_a_file_is_preferred_to_its_detected_named_template() {
 }
 
 #[test]
-fn other_templates_and_templates_with_more_features_are_not_recognised() {
+fn other_templates_and_templates_with_more_features_are_not_recognized() {
     let named = |source: &str| NamedTemplate::detect(source, "", "").map(|t| t.name);
     assert_eq!(named("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"), None);
     assert_eq!(named(&format!("{CHATML_WITH_DEFAULT}{{% if tools %}}{{% endif %}}")), None);

@@ -1,6 +1,6 @@
 //! Parser of session commands, which are lines that begin with `/`.
 //!
-//! A command is recognised by the start of its line, so `/loadx` means `/load`. Blanks separate the
+//! A command is recognized by the start of its line, so `/loadx` means `/load`. Blanks separate the
 //! arguments from the first word.
 
 /// A command to the session.
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn show_items_are_recognised() {
+    fn show_items_are_recognized() {
         assert_eq!(parse("/show"), Command::Help(Topic::Show));
         assert_eq!(parse("/show modelfile"), Command::Show(Item::Modelfile));
         assert_eq!(parse("/show x"), Command::Show(Item::Unknown("x".into())));

@@ -289,7 +289,7 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Do one job on files of strangers (started by the server and by commands)
+    /// Do one job on untrusted files (started by the server and by commands)
     #[command(hide = true)]
     Worker,
 }

@@ -1,5 +1,5 @@
 //! `puna serve`, and the processes that it starts: `puna runner` for each model, and `puna worker`
-//! for each job on files of strangers.
+//! for each job on untrusted files.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! File workers: processes that do jobs on files of strangers in a
+//! File workers: processes that do jobs on untrusted files in a
 //! [sandbox](crate::runner::sandbox) of their own.
 //!
 //! A file worker is this same program, started with the hidden subcommand `worker` for one job. Its
@@ -29,7 +29,7 @@ use protocol::WorkerTask;
 /// Subcommand of the program that makes it a file worker.
 const SUBCOMMAND: &str = "worker";
 
-/// Starts a process for each job on files of strangers.
+/// Starts a process for each job on untrusted files.
 #[derive(Debug, Clone)]
 pub struct FileWorker {
     /// Path of the program.

@@ -130,7 +130,7 @@ impl WorkerProcess {
         // socket ends with the worker.
         let mut child = Command::new(&worker.program)
             .args(&worker.args)
-            // Variables may hold secrets, and a worker reads files of strangers.
+            // Variables may hold secrets, and a worker reads untrusted files.
             .env_clear()
             .envs(runner_variables(worker.debug, worker.sandbox))
             .stdin(Stdio::from(OwnedFd::from(worker_socket)))

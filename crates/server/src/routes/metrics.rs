@@ -136,8 +136,8 @@ fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
         (&families::WAITING_SEQUENCES, |p| vec![("", p.waiting)]),
         (&families::KV_PAGES, |p| vec![("", p.pages)]),
         (&families::KV_PAGES_IN_USE, |p| {
-            let cached = p.pages_in_use.saturating_sub(p.pages_held);
-            vec![("running", p.pages_held), ("cache", cached)]
+            let cached = p.pages_in_use.saturating_sub(p.pages_pinned);
+            vec![("running", p.pages_pinned), ("cache", cached)]
         }),
         (&families::KV_WINDOW_PAGES, |p| vec![("", p.window_pages[0])]),
         (&families::KV_WINDOW_PAGES_IN_USE, window_pages_in_use),
@@ -185,7 +185,7 @@ mod tests {
             waiting: 2,
             pages: 64,
             pages_in_use: 20,
-            pages_held: 12,
+            pages_pinned: 12,
             window_pages: [30, 9, 4],
             ..Heartbeat::default()
         };

@@ -42,7 +42,7 @@ pub trait Launcher: Send + Sync {
     /// As [`Loader::plan`].
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError>;
 
-    /// Returns the launcher of processes for jobs on files of strangers; `None` runs these jobs in
+    /// Returns the launcher of processes for jobs on untrusted files; `None` runs these jobs in
     /// this process.
     fn file_worker(&self) -> Option<FileWorker> {
         None
@@ -98,7 +98,7 @@ impl Launcher for ProcessLauncher {
         server_stream.set_nonblocking(true)?;
         let mut child = Command::new(&self.program)
             .args(&self.args)
-            // Variables may hold secrets of the server, and a runner reads files of strangers.
+            // Variables may hold secrets of the server, and a runner reads untrusted files.
             .env_clear()
             .envs(runner_variables(self.debug, self.sandbox))
             .stdin(Stdio::from(OwnedFd::from(runner_stream)))

@@ -455,9 +455,13 @@ impl RunnerModel for LocalModel {
             waiting: stats.waiting as u64,
             pages: stats.pages as u64,
             pages_in_use: stats.pages_in_use as u64,
-            pages_held: stats.pages_held as u64,
-            window_pages: [stats.window_pages, stats.window_pages_in_use, stats.window_pages_held]
-                .map(|pages| pages as u64),
+            pages_pinned: stats.pages_pinned as u64,
+            window_pages: [
+                stats.window_pages,
+                stats.window_pages_in_use,
+                stats.window_pages_pinned,
+            ]
+            .map(|pages| pages as u64),
             counts: Counts { prompt_tokens, generated_tokens, draft_counts, steps, preempted },
         }
     }

@@ -137,7 +137,7 @@ pub struct Heartbeat {
     /// Number of KV pages that hold data.
     pub pages_in_use: u64,
     /// Number of KV pages pinned by running sequences.
-    pub pages_held: u64,
+    pub pages_pinned: u64,
     /// Window pages, zero if no layer has a window: all, in use, pinned by running sequences.
     pub window_pages: [u64; 3],
     /// Counters since the model was loaded.

@@ -1,4 +1,4 @@
-//! Tests of file workers: processes for jobs on files of strangers.
+//! Tests of file workers: processes for jobs on untrusted files.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Jobs that read whole files of strangers: conversion, joining of split files, and quantization.
+//! Jobs that read whole untrusted files: conversion, joining of split files, and quantization.
 //!
 //! [`FileJob::run`] does a job in this process. A program may run jobs in sandboxed processes
 //! instead, with a [`JobExecutor`] in [`CreateHooks`](crate::CreateHooks).
@@ -35,7 +35,7 @@ pub struct NamedFile {
     pub path: PathBuf,
 }
 
-/// A job on files of strangers. It writes at most one file.
+/// A job on untrusted files. It writes at most one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileJob {
     /// Converts a folder of safetensors to a GGUF file.

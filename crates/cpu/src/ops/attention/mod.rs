@@ -1,6 +1,6 @@
 //! Attention over the paged cache (or over the step's own rows, for encoders).
 //!
-//! A task computes a block of tokens with all query heads of one key head, or of several key heads
+//! A task computes a block of tokens with all query heads of one KV head, or of several KV heads
 //! if those are few rows. A page holds the keys and values of one head together, head after head,
 //! so that the task reads a layer's part of a page from the first byte to the last. A task walks
 //! the visible pages once with a running softmax, and so reads each key and value once for all its
@@ -214,15 +214,17 @@ impl Attend {
         scratch: &mut ThreadScratch,
     ) {
         let rows = block.queries();
-        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
-        // Per key head: query rows, running softmax of a split, running softmax of all splits.
-        memory.resize(block.kv_heads * (queries + 2 * each), 0.0);
-        let (q, rest) = memory.split_at_mut(block.kv_heads * queries);
-        let (running, total) = rest.split_at_mut(block.kv_heads * each);
+        let (query_len, state_len) = (rows * self.spec.key_dim, block.state_len(&self.spec));
+        // Per KV head: query rows, running softmax of a split, running softmax of all splits.
+        memory.resize(block.kv_heads * (query_len + 2 * state_len), 0.0);
+        let (q, rest) = memory.split_at_mut(block.kv_heads * query_len);
+        let (running, total) = rest.split_at_mut(block.kv_heads * state_len);
         self.scaled_queries(block, step, q);
-        total.chunks_exact_mut(each).for_each(|head| reset(&mut running_softmax(head, rows)));
+        total.chunks_exact_mut(state_len).for_each(|head| reset(&mut running_softmax(head, rows)));
         for split in splits(block.from, block.to) {
-            running.chunks_exact_mut(each).for_each(|head| reset(&mut running_softmax(head, rows)));
+            running
+                .chunks_exact_mut(state_len)
+                .for_each(|head| reset(&mut running_softmax(head, rows)));
             match (block.is_sparse, self.spec.mask) {
                 (true, _) => self.walk_selected(block, step, split, [q, running], scratch),
                 (false, Mask::Pooled(_)) => {
@@ -244,7 +246,7 @@ impl Attend {
         }
     }
 
-    /// Adds the positions of a split to the running softmax of each key head's queries.
+    /// Adds the positions of a split to the running softmax of each KV head's queries.
     fn walk(
         &self,
         block: Block,
@@ -255,31 +257,32 @@ impl Attend {
     ) {
         let s = &step.input.segments[block.segment];
         let rows = block.queries();
-        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
+        let (query_len, state_len) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         let mut visible = vec![(0, 0); rows];
         let (mut alibi, mut position_bias) = (Vec::new(), Vec::new());
         let mut at = from;
-        let mut now = self.run_at(step, s, block.kv_head, at, to);
+        let mut current = self.kv_tile_at(step, s, block.kv_head, at, to);
         while at < to {
-            let len = now.0.rows;
+            let len = current.0.rows;
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
                 let (from, to) =
                     visible_range_of_row(&self.spec, s, s.cached_tokens + block.row + row);
                 visible.fill((from.saturating_sub(at).min(len), to.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {
-                let (keys, values) = now;
+                let (keys, values) = current;
                 // Next: the next head of the same KV tile, or the first head of the next KV tile.
-                let (ahead, next_head) =
+                let (next_position, next_head) =
                     if head + 1 < block.kv_heads { (at, head + 1) } else { (at + len, 0) };
-                let more = ahead < to;
-                if more {
-                    now = self.run_at(step, s, block.kv_head + next_head, ahead, to);
+                let has_next = next_position < to;
+                if has_next {
+                    current =
+                        self.kv_tile_at(step, s, block.kv_head + next_head, next_position, to);
                 }
-                let next = if more { now.0.data } else { &[] };
+                let next = if has_next { current.0.data } else { &[] };
                 self.alibi_biases(block, s, head, at, &mut alibi);
                 self.position_bias(block, s, head, at, &mut position_bias);
-                let q = &q[head * queries..][..queries];
+                let q = &q[head * query_len..][..query_len];
                 let (visible, alibi, position_bias) =
                     (&visible[..], &alibi[..], &position_bias[..]);
                 let tile = AttendTile {
@@ -292,14 +295,15 @@ impl Attend {
                     next,
                     softcap: self.spec.softcap,
                 };
-                let mut state = running_softmax(&mut running[head * each..][..each], rows);
+                let mut state =
+                    running_softmax(&mut running[head * state_len..][..state_len], rows);
                 (step.level.vector.attend)(&tile, &mut state, scratch);
             }
             at += len;
         }
     }
 
-    /// ALiBi biases of a key head's query rows, for the tile of positions that begins at `at`.
+    /// ALiBi biases of a KV head's query rows, for the tile of positions that begins at `at`.
     fn alibi_biases(
         &self,
         block: Block,
@@ -317,7 +321,7 @@ impl Attend {
         }
     }
 
-    /// Relative position biases of a key head's query rows, for the tile of positions that begins
+    /// Relative position biases of a KV head's query rows, for the tile of positions that begins
     /// at `at`.
     fn position_bias(
         &self,
@@ -347,7 +351,7 @@ impl Attend {
             && step.cache.is_some_and(|cache| is_stored_rotated(&self.spec, kind, cache))
     }
 
-    /// Scales the query rows of a block; the rows of a key head are contiguous.
+    /// Scales the query rows of a block; the rows of a KV head are contiguous.
     fn scaled_queries(&self, block: Block, step: &Step<'_>, q: &mut [f32]) {
         let (group, dim) = (self.group(), self.spec.key_dim);
         let first_row = step.input.segments[block.segment].first_row + block.row;
@@ -367,7 +371,7 @@ impl Attend {
         }
     }
 
-    /// Merges the running softmax of the next split into `total`, for each key head.
+    /// Merges the running softmax of the next split into `total`, for each KV head.
     fn merge_heads(&self, total: &mut [f32], split: &mut [f32], rows: usize) {
         let dim = self.spec.value_dim;
         let each = rows * (dim + 2);
@@ -378,7 +382,7 @@ impl Attend {
 
     /// Keys and values of the KV tile that begins at position `at` and ends at `to`, or at the end
     /// of the page.
-    fn run_at<'a>(
+    fn kv_tile_at<'a>(
         &self,
         step: &'a Step<'_>,
         s: &Segment,
@@ -446,7 +450,7 @@ impl Attend {
         }
     }
 
-    /// Normalisation factor of the weighted values of a head.
+    /// Normalization factor of the weighted values of a head.
     fn factor(&self, max: f32, sum: f32, head: usize) -> f32 {
         // No visible position, such as cross-attention to an empty input.
         if sum == 0.0 && self.sinks.is_empty() {

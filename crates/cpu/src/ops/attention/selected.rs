@@ -14,7 +14,7 @@ use crate::step::{Step, ThreadScratch};
 type CacheSlot = (u32, usize);
 
 impl Attend {
-    /// Adds the selected positions of a split to the running softmax of each key head's queries.
+    /// Adds the selected positions of a split to the running softmax of each KV head's queries.
     /// `from .. to` are entries of the list of selected positions.
     pub(super) fn walk_selected(
         &self,
@@ -46,7 +46,7 @@ impl Attend {
         }
     }
 
-    /// Adds the pooled rows of a split to the running softmax of each key head's queries. A page
+    /// Adds the pooled rows of a split to the running softmax of each KV head's queries. A page
     /// has few pooled rows, so they are gathered, too.
     pub(super) fn walk_pooled(
         &self,
@@ -82,7 +82,7 @@ impl Attend {
     }
 
     /// Gathers the keys and values of `slots` and adds them to the running softmax of the queries
-    /// of the block's key head `head`.
+    /// of the block's KV head `head`.
     fn attend_gathered(
         &self,
         step: &Step<'_>,
@@ -94,7 +94,7 @@ impl Attend {
     ) {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let rows = block.queries();
-        let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
+        let (query_len, state_len) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         let [of_keys, of_values] = &mut scratch.gathered;
         // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
         let half = |kind, into| unsafe {
@@ -102,29 +102,31 @@ impl Attend {
         };
         let keys = half(KeyOrValue::Key, of_keys);
         let values = self.values_in(keys).unwrap_or_else(|| half(KeyOrValue::Value, of_values));
-        let q = &q[head * queries..][..queries];
+        let q = &q[head * query_len..][..query_len];
         let (alibi, position_bias, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
         let tile = AttendTile { q, keys, values, visible, alibi, position_bias, next, softcap };
-        let mut state = running_softmax(&mut running[head * each..][..each], rows);
+        let mut state = running_softmax(&mut running[head * state_len..][..state_len], rows);
         (step.level.vector.attend)(&tile, &mut state, &mut scratch.kernel);
     }
 
-    /// Positions that are selected for the block's token in a key head, in ascending order.
+    /// Positions that are selected for the block's token in a KV head, in ascending order.
     fn selected(&self, step: &Step<'_>, block: Block, kv_head: usize) -> Vec<usize> {
-        let (Some(form), Some(range)) = (self.spec.selected, &self.selected) else {
+        let (Some(selection), Some(range)) = (self.spec.selected, &self.selected) else {
             return Vec::new();
         };
         let s = &step.input.segments[block.segment];
         let (_, end) = visible_range_of_row(&self.spec, s, s.cached_tokens + block.row);
-        let list = if form.lists == 1 { 0 } else { kv_head };
+        let list = if selection.lists == 1 { 0 } else { kv_head };
         // SAFETY: an earlier instruction computed it, behind a barrier.
         let lists = unsafe { step.arena.row(range, s.first_row + block.row) };
-        let entries = lists[list * form.count..][..form.count].iter().map(|entry| entry.to_bits());
+        let entries =
+            lists[list * selection.count..][..selection.count].iter().map(|entry| entry.to_bits());
         let blocks = entries
             .take_while(|&number| number != SelectedPositions::NONE)
             .map(|number| number as usize);
-        let positions = blocks.flat_map(|number| number * form.block..(number + 1) * form.block);
-        let tail = if self.spec.sees_tail { end / form.block * form.block } else { end };
+        let positions =
+            blocks.flat_map(|number| number * selection.block..(number + 1) * selection.block);
+        let tail = if self.spec.sees_tail { end / selection.block * selection.block } else { end };
         positions.take_while(|&seen| seen < end).chain(tail..end).collect()
     }
 }

@@ -17,12 +17,12 @@ const BLOCK_ROWS: usize = 64;
 /// the same bits whether one task computes the whole context or each split has its own task. A
 /// multiple of [`KV_TILE`].
 const SPLIT_LEN: usize = 512;
-/// Largest number of query rows per key head for which a task takes several key heads.
+/// Largest number of query rows per KV head for which a task takes several KV heads.
 const MAX_ROWS_FOR_SEVERAL_HEADS: usize = 16;
 /// Smallest number of query rows per task for which it pays that several tasks load the same keys.
 const MIN_ROWS_PER_KEY_LOAD: usize = 8;
 /// Tasks per thread that balance threads of different speed. With fewer, contexts are split; with
-/// more, tasks of few rows take several key heads.
+/// more, tasks of few rows take several KV heads.
 const TASKS_PER_THREAD: usize = 8;
 
 /// The tokens, heads and positions of one task.
@@ -32,10 +32,10 @@ pub(super) struct Block {
     /// First row, relative to the segment.
     pub row: usize,
     pub rows: usize,
-    /// First key head and number of key heads.
+    /// First KV head and number of KV heads.
     pub kv_head: usize,
     pub kv_heads: usize,
-    /// First query head within each key head's group, and number of query heads.
+    /// First query head within each KV head's group, and number of query heads.
     pub head: usize,
     pub heads: usize,
     /// Whether the block is one token with sparse attention.
@@ -69,12 +69,12 @@ pub struct AttentionTasks {
 }
 
 impl Block {
-    /// Query rows per key head.
+    /// Query rows per KV head.
     pub fn queries(&self) -> usize {
         self.rows * self.heads
     }
 
-    /// Length in f32 of the running softmax of one key head's queries.
+    /// Length in f32 of the running softmax of one KV head's queries.
     pub fn state_len(&self, spec: &AttentionSpec) -> usize {
         self.queries() * (spec.value_dim + 2)
     }
@@ -100,11 +100,12 @@ impl AttentionTasks {
             whole_blocks.chain((whole..s.rows).map(|row| (row, 1)))
         };
         let blocks: usize = segments.iter().map(|s| blocks_of(s).count()).sum();
-        let seen = |s: &Segment, row, rows| seen(spec, s, (row, rows), page_tokens);
+        let positions_read =
+            |s: &Segment, row, rows| positions_read(spec, s, (row, rows), page_tokens);
         let partials = || -> usize {
             let splits_of = |s: &Segment| -> usize {
                 let each = blocks_of(s).map(|(row, rows)| {
-                    let (from, to) = seen(s, row, rows);
+                    let (from, to) = positions_read(s, row, rows);
                     rows * splits(from, to).count()
                 });
                 each.sum()
@@ -117,7 +118,7 @@ impl AttentionTasks {
         for (segment, s) in segments.iter().enumerate() {
             for (row, rows) in blocks_of(s) {
                 let is_sparse = row >= dense_rows(spec, s);
-                let (from, to) = seen(s, row, rows);
+                let (from, to) = positions_read(s, row, rows);
                 let splits = if split_contexts { splits(from, to).count() } else { 1 };
                 let each = kv_heads_per_task(spec.kv_heads, rows * group, blocks * splits, threads);
                 let part =
@@ -163,7 +164,7 @@ impl AttentionTasks {
         self.merges.push(SplitMerge { block, partial: first, splits: splits.len(), unfinished });
     }
 
-    /// For tests of the instruction: key heads of each block, and whether it is one of several
+    /// For tests of the instruction: KV heads of each block, and whether it is one of several
     /// splits.
     #[cfg(test)]
     pub fn heads_of_blocks(
@@ -176,7 +177,7 @@ impl AttentionTasks {
     }
 }
 
-/// Number of key heads per task, if `tasks` tasks of all `kv_heads` key heads would exist. The few
+/// Number of KV heads per task, if `tasks` tasks of all `kv_heads` KV heads would exist. The few
 /// query rows of all heads fit into the processor cache, and the task reads a layer's part of a
 /// page from the first byte to the last.
 fn kv_heads_per_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: usize) -> usize {
@@ -187,7 +188,7 @@ fn kv_heads_per_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: 
     kv_heads.div_ceil(parts)
 }
 
-/// Number of query heads of a key head per task, if `tasks` tasks of all query heads would exist.
+/// Number of query heads of a KV head per task, if `tasks` tasks of all query heads would exist.
 /// With fewer tasks than threads, several tasks read the same keys, each for at least
 /// [`MIN_ROWS_PER_KEY_LOAD`] query rows.
 fn query_heads_per_task(group: usize, rows: usize, tasks: usize, threads: usize) -> usize {
@@ -198,23 +199,23 @@ fn query_heads_per_task(group: usize, rows: usize, tasks: usize, threads: usize)
 /// Number of first rows of a segment that see all earlier positions, because sparse attention would
 /// select all of them.
 fn dense_rows(spec: &AttentionSpec, s: &Segment) -> usize {
-    let Some(room) = spec.max_attended_positions() else { return s.rows };
+    let Some(max_positions) = spec.max_attended_positions() else { return s.rows };
     // The first position that sees more positions than sparse attention selects.
-    let first = (room + 1).saturating_mul(spec.mask.pooled()) - 1;
+    let first = (max_positions + 1).saturating_mul(spec.mask.pooled()) - 1;
     first.saturating_sub(s.cached_tokens).min(s.rows)
 }
 
 /// The positions that rows of a segment read: from the start of a KV tile, so that a position is
 /// always in the same KV tile, but not before the first page that is kept, since pages can be
 /// smaller than a KV tile.
-fn seen(
+fn positions_read(
     spec: &AttentionSpec,
     s: &Segment,
     (row, rows): (usize, usize),
     page_tokens: usize,
 ) -> (usize, usize) {
     let (from, to) = match spec.max_attended_positions().filter(|_| row >= dense_rows(spec, s)) {
-        Some(room) => (0, room),
+        Some(max_positions) => (0, max_positions),
         None => visible_range(spec, s, row, rows),
     };
     ((from / KV_TILE * KV_TILE).max(from.min(first_cached(spec.mask, s, page_tokens))), to)
@@ -239,13 +240,13 @@ fn visible_range(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> 
     match mask {
         Mask::Full => (0, s.rows),
         Mask::CrossAttention => (0, s.encoder_tokens),
-        Mask::DecoderCausal => (s.encoder_tokens.min(first), end(spec, s, last)),
+        Mask::DecoderCausal => (s.encoder_tokens.min(first), visible_end(spec, s, last)),
         Mask::SymmetricWindow(n) => {
             (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize))
         }
         Mask::Pooled(_) => (0, (last + 1) / mask.pooled()),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => {
-            (mask.first_seen(first), end(spec, s, last))
+            (mask.first_seen(first), visible_end(spec, s, last))
         }
     }
 }
@@ -260,19 +261,19 @@ pub(super) fn visible_range_of_row(
     match mask {
         Mask::Full => (0, s.rows),
         Mask::CrossAttention => (0, s.encoder_tokens),
-        Mask::DecoderCausal => (s.encoder_tokens.min(position), end(spec, s, position)),
+        Mask::DecoderCausal => (s.encoder_tokens.min(position), visible_end(spec, s, position)),
         Mask::SymmetricWindow(n) => {
             (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize))
         }
         Mask::Pooled(_) => (0, (position + 1) / mask.pooled()),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => {
-            (mask.first_seen(position), end(spec, s, position))
+            (mask.first_seen(position), visible_end(spec, s, position))
         }
     }
 }
 
 /// End of the positions that the row at `position` sees.
-fn end(spec: &AttentionSpec, s: &Segment, position: usize) -> usize {
+fn visible_end(spec: &AttentionSpec, s: &Segment, position: usize) -> usize {
     if spec.sees_ahead { s.cached_tokens + s.rows } else { position + 1 }
 }
 

@@ -9,7 +9,7 @@ use puna_quant::tables::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRI
 use super::fields::{Above, HighBits, low_bytes, spread_threes};
 use super::kquants::k_format;
 use super::{half, spread_nibbles, u16_at, u32_at, u64_at};
-use crate::generic::quant::{CHUNK, Codes, Format, QuantSimd, RowNumbers};
+use crate::generic::quant::{CHUNK, CodebookIndices, Codes, Format, QuantSimd};
 
 /// `d · (0.5 + n) · factor` of the top four bits of eight words, `stride` bytes apart.
 #[inline(always)]
@@ -50,20 +50,20 @@ macro_rules! grid_format {
             const BLOCK: (usize, usize) = (CHUNK, $bytes);
             const SUB: usize = $sub;
             const CODES: Codes = $codes;
-            const BY_ROWS: bool = true;
+            const USES_CODEBOOK: bool = true;
             #[inline(always)]
             unsafe fn scales<S: QuantSimd>($p: *const u8) -> (S::ScaleVec, S::ScaleVec) {
                 // SAFETY: offsets lie inside the block; features by the contract.
                 unsafe { $scales }
             }
             #[inline(always)]
-            unsafe fn numbers<S: QuantSimd>($q: *const u8, to: &mut RowNumbers) {
+            unsafe fn numbers<S: QuantSimd>($q: *const u8, to: &mut CodebookIndices) {
                 // SAFETY: as above.
                 let numbers: [u16; $rows] = unsafe { $numbers };
                 to[..$rows].copy_from_slice(&numbers);
             }
             #[inline(always)]
-            unsafe fn rows(numbers: &RowNumbers, to: &mut [u8; CHUNK]) {
+            unsafe fn rows(numbers: &CodebookIndices, to: &mut [u8; CHUNK]) {
                 const { assert!(size_of::<$word>() * $rows == CHUNK) };
                 let to = to.as_mut_ptr().cast::<$word>();
                 for i in (0..$rows).step_by(8) {
@@ -75,7 +75,7 @@ macro_rules! grid_format {
                 }
             }
             #[inline(always)]
-            unsafe fn codes_of_rows<S: QuantSimd>(
+            unsafe fn codes_of_entries<S: QuantSimd>(
                 $r: *const u8,
                 rows: [S::CodeVec; 4],
             ) -> [S::CodeVec; 4] {
@@ -95,7 +95,7 @@ macro_rules! grid_format {
             unsafe fn codes<S: QuantSimd>(p: *const u8) -> [S::CodeVec; 4] {
                 // Rows per group of 64 codes.
                 const EACH: usize = $rows / 4;
-                let mut numbers: RowNumbers = [0; CHUNK / 4];
+                let mut numbers: CodebookIndices = [0; CHUNK / 4];
                 // SAFETY: as above.
                 unsafe {
                     Self::numbers::<S>(p, &mut numbers);
@@ -103,7 +103,7 @@ macro_rules! grid_format {
                     let words =
                         |j: usize| std::array::from_fn(|i| Self::row(numbers[EACH * j + i]));
                     let rows = codes!(p, p, j, S::$words(words(j)));
-                    Self::codes_of_rows::<S>(p, rows)
+                    Self::codes_of_entries::<S>(p, rows)
                 }
             }
         }

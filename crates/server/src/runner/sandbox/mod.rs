@@ -1,4 +1,4 @@
-//! Sandbox of runners and of file workers: a process that maps files of strangers gives up the
+//! Sandbox of runners and of file workers: a process that maps untrusted files gives up the
 //! rights that it does not need.
 //!
 //! The server starts these processes with the variables of the list in `environment.rs` only. The

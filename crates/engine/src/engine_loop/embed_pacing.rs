@@ -5,11 +5,11 @@ use std::time::Duration;
 
 /// Time that the generation of other clients gets before the next step of embeddings.
 #[derive(Debug, Default)]
-pub struct EmbedTurn {
+pub struct EmbedPacing {
     left: Duration,
 }
 
-impl EmbedTurn {
+impl EmbedPacing {
     /// Whether embeddings may take a step now.
     pub fn is_due(&self) -> bool {
         self.left.is_zero()
@@ -44,7 +44,7 @@ mod tests {
     /// Time of generation between two steps of embeddings.
     fn between(generating: &[u64], embedding: &[u64]) -> Duration {
         let set = |clients: &[u64]| clients.iter().copied().collect();
-        let mut turn = EmbedTurn::default();
+        let mut turn = EmbedPacing::default();
         assert!(turn.is_due());
         turn.record_embedding(STEP, &set(generating), &set(embedding));
         let mut time = Duration::ZERO;
