@@ -33,7 +33,7 @@ def attack(results, seconds, only, *arguments):
     os.nice(10)
     attacker = Attacker(*arguments)
     asyncio.run(attacker.run(seconds, only))
-    results.put((attacker.counts, attacker.leaks, attacker.breaches))
+    results.put((attacker.counts, attacker.leaks, attacker.breaches, time.process_time()))
 
 
 class Attacker:

@@ -86,6 +86,17 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def thread_seconds(pid):
+    """Id, name and processor time of each thread of a process."""
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            name, _, fields = (task / "stat").read_text().partition("(")[2].rpartition(")")
+            fields = fields.split()
+            found.append((int(task.name), name, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")))
+    return found
+
+
 def files(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
 

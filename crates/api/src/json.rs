@@ -156,6 +156,10 @@ impl Parser<'_> {
         self.at += 1;
         let mut bytes = Vec::new();
         loop {
+            let run = self.plain_run();
+            let length = run.len();
+            bytes.extend_from_slice(run);
+            self.at += length;
             match self.peek()? {
                 b'"' => {
                     self.at += 1;
@@ -169,12 +173,19 @@ impl Parser<'_> {
                     let c = self.escape()?;
                     bytes.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
                 }
-                b @ 0..0x20 => return Err(SyntaxError::Unexpected(b, "in string literal")),
-                b => {
-                    bytes.push(b);
-                    self.at += 1;
-                }
+                b => return Err(SyntaxError::Unexpected(b, "in string literal")),
             }
+        }
+    }
+
+    /// Bytes up to the next quote, backslash or control character, or to the end of the text.
+    fn plain_run(&self) -> &[u8] {
+        let rest = &self.text[self.at..];
+        let run = &rest[..memchr::memchr2(b'"', b'\\', rest).unwrap_or(rest.len())];
+        // This loop has no exit, so the compiler vectorizes it.
+        match run.iter().fold(u8::MAX, |min, byte| min.min(*byte)) {
+            0..0x20 => &run[..run.iter().position(|byte| *byte < 0x20).unwrap_or(run.len())],
+            _ => run,
         }
     }
 

@@ -25,6 +25,7 @@ use crate::config::TrustedProxies;
 use crate::config::origins::Origins;
 use crate::http::access_log::{KeyName, LogEntry};
 use crate::http::body_budget::{BodyBudget, RequestReservation};
+use crate::http::body_workers::BodyWorkers;
 use crate::http::connection_table::ConnectionSlot;
 use crate::http::host_check::{HostKind, HostNames, machine_name};
 use crate::http::peer::{host, is_local, peer, resolve_client_address};
@@ -323,6 +324,10 @@ impl RequestHandler for Middleware {
 
     fn reload(&self) {
         self.0.authorizer.reload();
+    }
+
+    fn body_workers(&self) -> BodyWorkers {
+        self.0.body_budget.workers()
     }
 }
 

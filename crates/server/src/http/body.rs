@@ -19,6 +19,7 @@ use ruzstd::decoding::StreamingDecoder;
 use serde::de::DeserializeOwned;
 
 use super::body_budget::{BodyBudget, BodyReservation, SINGLE_REQUEST_BYTES, hold_reservation};
+use super::body_workers::INLINE_BODY_BYTES;
 use super::client::Client;
 use super::header_list::list_value;
 use super::{ErrorFormat, ErrorResponse};
@@ -26,14 +27,16 @@ use crate::canonical::ApiError;
 use crate::util::lock::lock;
 
 /// Maximum bytes of a JSON body, enough for a few large images.
-const MAX_BODY_BYTES: usize = 128 << 20;
+pub(crate) const MAX_BODY_BYTES: usize = 128 << 20;
 
-/// Largest body in bytes that is decoded on the async thread. A larger one would block other
-/// requests.
-const INLINE_DECODE_MAX_BYTES: usize = 256 << 10;
+/// Maximum bytes of the body of a request that contains names and settings only.
+pub(crate) const MAX_SETTINGS_BODY_BYTES: usize = 1 << 20;
 
 /// Maximum bytes of a decompressed body.
 const MAX_DECOMPRESSED_BYTES: usize = 20 << 20;
+
+/// Typical bytes of text for a compressed byte.
+const DECOMPRESSION_RATIO: usize = 4;
 
 /// Bytes decompressed at a time.
 const DECOMPRESS_CHUNK_BYTES: usize = 64 << 10;
@@ -70,26 +73,28 @@ const _: () = assert!(
 /// Maximum wait for the next chunk of a body.
 const CHUNK_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 60_000 });
 
-/// A request decoded from a JSON body. Errors have the dialect's format.
-pub(crate) struct Json<D, T>(pub(crate) T, pub(crate) PhantomData<D>);
+/// A request decoded from a JSON body of at most `MAX_BYTES` bytes. Errors have the dialect's
+/// format.
+pub(crate) struct Json<D, T, const MAX_BYTES: usize = MAX_BODY_BYTES>(
+    pub(crate) T,
+    pub(crate) PhantomData<D>,
+);
 
-impl<D: ErrorFormat, T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S>
-    for Json<D, T>
+impl<D: ErrorFormat, T: DeserializeOwned + Send + 'static, S: Send + Sync, const MAX_BYTES: usize>
+    FromRequest<S> for Json<D, T, MAX_BYTES>
 {
     type Rejection = Response;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Response> {
         let decoded = async {
-            let body = read_body(request).await?;
-            if body.bytes.len() <= INLINE_DECODE_MAX_BYTES {
+            let body = read_body_within(request, MAX_BYTES).await?;
+            if body.bytes.len() <= INLINE_BODY_BYTES {
                 return body.decode::<D, T>();
             }
             // If the client disconnects, decoding continues, and its memory stays reserved until it
             // ends.
-            let decoding = puna_tasks::run_blocking(move || body.decode::<D, T>());
-            decoding
-                .await
-                .map_err(|e| ApiError::internal(format!("internal error while decoding: {e}")))?
+            let (bytes, workers) = (body.bytes.len(), body.reservation.workers());
+            workers.run(bytes, move || body.decode::<D, T>()).await?
         };
         match decoded.await {
             Ok(Decoded { value, ignored, reservation }) => {
@@ -197,21 +202,27 @@ impl RequestBody {
 
 /// Reads the whole body within the limits, and decompresses it according to `Content-Encoding`.
 pub(crate) async fn read_body(request: Request<Body>) -> Result<RequestBody, ApiError> {
+    read_body_within(request, MAX_BODY_BYTES).await
+}
+
+/// The same for a body of at most `limit` bytes, and as many after decompression.
+async fn read_body_within(request: Request<Body>, limit: usize) -> Result<RequestBody, ApiError> {
     let encoding = request.headers().get(CONTENT_ENCODING).cloned();
     let budget = request.extensions().get::<BodyBudget>().cloned().unwrap_or_default();
     let client = request.extensions().get::<Client>().copied().unwrap_or_default();
     let mut reservation = budget.reservation(client.number);
-    let bytes = read_limited(request, MAX_BODY_BYTES, &mut reservation).await?;
+    let bytes = read_limited(request, limit, &mut reservation).await?;
     match encoding.as_ref().map(|encoding| encoding.to_str().unwrap_or("?")) {
         None | Some("" | "identity") => Ok(RequestBody { bytes, reservation }),
         Some("zstd") => {
+            let workers = reservation.workers();
+            let cost = bytes.len().saturating_mul(DECOMPRESSION_RATIO);
             let work = move || {
-                decompress(&bytes, &mut reservation).map(|bytes| RequestBody { bytes, reservation })
+                let limit = limit.min(MAX_DECOMPRESSED_BYTES);
+                decompress(&bytes, limit, &mut reservation)
+                    .map(|bytes| RequestBody { bytes, reservation })
             };
-            let decoded = puna_tasks::run_blocking(work).await;
-            decoded.map_err(|e| {
-                ApiError::internal(format!("internal error while decompressing: {e}"))
-            })?
+            workers.run(cost, work).await?
         }
         Some(other) => Err(ApiError::bad_request(format!(
             "Content-Encoding {other} is not supported: use zstd, or send the body uncompressed"
@@ -221,7 +232,11 @@ pub(crate) async fn read_body(request: Request<Body>) -> Result<RequestBody, Api
 
 /// Decompresses a body of one or more consecutive frames. The limit applies to the actual output,
 /// whatever size the frames claim.
-fn decompress(body: &[u8], reservation: &mut BodyReservation) -> Result<Bytes, ApiError> {
+fn decompress(
+    body: &[u8],
+    limit: usize,
+    reservation: &mut BodyReservation,
+) -> Result<Bytes, ApiError> {
     let mismatch =
         || ApiError::bad_request("invalid zstd body: it has bytes outside of zstd frames");
     let (mut decompressed, mut piece) = (Vec::new(), vec![0; DECOMPRESS_CHUNK_BYTES]);
@@ -232,7 +247,7 @@ fn decompress(body: &[u8], reservation: &mut BodyReservation) -> Result<Bytes, A
             // Skippable frames hold application data without content.
             rest = skip_frame(rest).ok_or_else(mismatch)?;
         } else {
-            decompress_frame(&mut rest, &mut decompressed, &mut piece, reservation)?;
+            decompress_frame(&mut rest, limit, &mut decompressed, &mut piece, reservation)?;
         }
         if rest.is_empty() {
             return Ok(decompressed.into());
@@ -252,6 +267,7 @@ fn skip_frame(body: &[u8]) -> Option<&[u8]> {
 /// Decompresses the first frame of the remaining input.
 fn decompress_frame(
     rest: &mut &[u8],
+    limit: usize,
     decompressed: &mut Vec<u8>,
     piece: &mut [u8],
     reservation: &mut BodyReservation,
@@ -262,7 +278,7 @@ fn decompress_frame(
     loop {
         match decoder.read(piece).map_err(|e| wrong(e.to_string()))? {
             0 => return Ok(()),
-            n if decompressed.len() + n > MAX_DECOMPRESSED_BYTES => {
+            n if decompressed.len() + n > limit => {
                 return Err(ApiError::bad_request("http: request body too large"));
             }
             n => {
@@ -287,6 +303,7 @@ async fn read_limited(
         return Err(too_large());
     }
     reservation.check_available(claimed.unwrap_or(0))?;
+    let workers = reservation.workers();
     let mut pieces = BodyReader::new(request.into_body());
     let mut bytes = Vec::new();
     while let Some(data) = pieces.next().await? {
@@ -294,7 +311,18 @@ async fn read_limited(
             return Err(too_large());
         }
         reservation.reserve(data.len())?;
-        bytes.extend_from_slice(&data);
+        if bytes.len() + data.len() <= INLINE_BODY_BYTES {
+            bytes.extend_from_slice(&data);
+            continue;
+        }
+        // The connection is not read until a thread has taken the chunk, so a busy server reads
+        // large bodies at the speed that it has left for their client.
+        let data_bytes = data.len();
+        let append = move || {
+            bytes.extend_from_slice(&data);
+            bytes
+        };
+        bytes = workers.run(data_bytes, append).await?;
     }
     Ok(bytes.into())
 }
@@ -356,8 +384,11 @@ async fn next_chunk(body: &mut Body, timeout: Duration) -> Result<Option<Bytes>,
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Condvar;
+
     use axum::body::Body;
     use futures_util::{StreamExt, stream};
+    use serde::{Deserialize, Deserializer};
 
     use super::*;
     use crate::http::Ollama;
@@ -395,6 +426,82 @@ mod tests {
         );
         assert_eq!(budget.free_bytes(), 1 << 20);
         read_body(large()).await.unwrap();
+    }
+
+    /// Bodies that are being decoded, and whether large ones may end.
+    #[derive(Default)]
+    struct DecodingGate {
+        state: Mutex<GateState>,
+        changed: Condvar,
+    }
+
+    #[derive(Default)]
+    struct GateState {
+        is_open: bool,
+        /// Clients of the large bodies that are being decoded.
+        running: Vec<u64>,
+        /// Clients of all large bodies, in the order in which decoding began.
+        begun: Vec<u64>,
+        /// Whether two bodies of one client were decoded at a time.
+        overlapped: bool,
+    }
+
+    static GATE: std::sync::LazyLock<DecodingGate> =
+        std::sync::LazyLock::new(DecodingGate::default);
+
+    /// A request that waits at [`GATE`] while it is decoded, if it is large.
+    #[derive(Debug)]
+    struct GatedRequest;
+
+    impl<'de> Deserialize<'de> for GatedRequest {
+        fn deserialize<D: Deserializer<'de>>(body: D) -> Result<Self, D::Error> {
+            #[derive(Deserialize)]
+            struct Fields {
+                client: u64,
+                text: String,
+            }
+            let Fields { client, text } = Fields::deserialize(body)?;
+            if text.len() <= INLINE_BODY_BYTES {
+                return Ok(Self);
+            }
+            let mut state = lock(&GATE.state);
+            state.overlapped |= state.running.contains(&client);
+            state.running.push(client);
+            state.begun.push(client);
+            while !state.is_open {
+                state = GATE.changed.wait(state).unwrap();
+            }
+            state.running.retain(|running| *running != client);
+            Ok(Self)
+        }
+    }
+
+    #[tokio::test]
+    async fn large_bodies_of_a_client_are_decoded_one_at_a_time_and_delay_no_other_client() {
+        let budget = BodyBudget::default();
+        let decode = |number: u64, bytes: usize| {
+            let body = format!(r#"{{"client": {number}, "text": "{}"}}"#, "x".repeat(bytes));
+            let mut request = request(body.into_bytes(), &budget);
+            request.extensions_mut().insert(Client { number, ..Client::default() });
+            tokio::spawn(async move {
+                Json::<Ollama, GatedRequest>::from_request(request, &()).await.is_ok()
+            })
+        };
+        let begun = || lock(&GATE.state).begun.clone();
+        let mut large: Vec<_> = (0..3).map(|_| decode(1, 200_000)).collect();
+        crate::runner::tests::wait_until(|| begun() == [1]).await;
+        // Small bodies of both clients do not wait.
+        assert!(decode(2, 1000).await.unwrap() && decode(1, 1000).await.unwrap());
+        large.push(decode(2, 200_000));
+        crate::runner::tests::wait_until(|| begun().len() > 1).await;
+        assert_eq!(begun(), [1, 2], "the first client has its share");
+        lock(&GATE.state).is_open = true;
+        GATE.changed.notify_all();
+        for decoding in large {
+            assert!(decoding.await.unwrap());
+        }
+        assert_eq!(begun(), [1, 2, 1, 1]);
+        assert!(!lock(&GATE.state).overlapped);
     }
 
     #[tokio::test]

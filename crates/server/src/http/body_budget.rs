@@ -1,15 +1,19 @@
-//! Memory budget for request bodies: one for all clients, with a share for each.
+//! Memory budget for request bodies: one for all clients, with a share for each. The [workers] that
+//! process large bodies belong to it.
 //!
 //! A client holds at most as much as then remains free: half of the budget if it is the only one, a
 //! third of it beside a second such client. A client with a single request holds up to
 //! [`SINGLE_REQUEST_FACTOR`] times as much, because the largest permitted body must fit. Some of
 //! the budget therefore always remains for the next client.
+//!
+//! [workers]: super::body_workers
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use puna_mirror::{SharedTable, TableLimit};
 
+use super::body_workers::{BodyWorkers, ClientWorkers};
 use crate::canonical::ApiError;
 use crate::util::lock::lock;
 
@@ -42,7 +46,10 @@ pub(crate) static BODY_MEMORY: SharedTable = SharedTable {
 
 /// The remaining budget. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct BodyBudget(Arc<Mutex<BudgetUsage>>);
+pub(crate) struct BodyBudget {
+    usage: Arc<Mutex<BudgetUsage>>,
+    workers: BodyWorkers,
+}
 
 /// Division of the budget.
 #[derive(Debug)]
@@ -62,7 +69,8 @@ impl Default for BodyBudget {
 impl BodyBudget {
     /// Creates a budget of this many bytes.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self(Arc::new(Mutex::new(BudgetUsage { free: bytes, clients: HashMap::new() })))
+        let usage = BudgetUsage { free: bytes, clients: HashMap::new() };
+        Self { usage: Arc::new(Mutex::new(usage)), workers: BodyWorkers::default() }
     }
 
     /// Creates the reservation of a new request, initially empty. `client` is the
@@ -71,10 +79,15 @@ impl BodyBudget {
         BodyReservation { budget: self.clone(), client, free: FREE_BYTES_PER_REQUEST, reserved: 0 }
     }
 
+    /// The threads that process large bodies.
+    pub(crate) fn workers(&self) -> BodyWorkers {
+        self.workers.clone()
+    }
+
     /// Bytes that no client holds.
     #[cfg(test)]
     pub(crate) fn free_bytes(&self) -> usize {
-        lock(&self.0).free
+        lock(&self.usage).free
     }
 }
 
@@ -160,7 +173,7 @@ impl BodyReservation {
     pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), ApiError> {
         let free = bytes.min(self.free);
         let bytes = bytes - free;
-        let mut usage = lock(&self.budget.0);
+        let mut usage = lock(&self.budget.usage);
         usage.check(self.client, self.reserved, bytes)?;
         usage.reserve(self.client, bytes);
         self.free -= free;
@@ -168,11 +181,16 @@ impl BodyReservation {
         Ok(())
     }
 
+    /// The threads that process large bodies, for the client of the request.
+    pub(crate) fn workers(&self) -> ClientWorkers {
+        self.budget.workers.for_client(self.client)
+    }
+
     /// Releases part of the reservation.
     pub(crate) fn release(&mut self, bytes: usize) {
         let bytes = bytes.min(self.reserved);
         self.reserved -= bytes;
-        lock(&self.budget.0).release(self.client, bytes);
+        lock(&self.budget.usage).release(self.client, bytes);
     }
 
     /// Checks whether this many more bytes are available now.
@@ -181,13 +199,13 @@ impl BodyReservation {
     /// Status 503 if the budget or the client's share of it is too small.
     pub(crate) fn check_available(&self, bytes: u64) -> Result<(), ApiError> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).saturating_sub(self.free);
-        lock(&self.budget.0).check(self.client, self.reserved, bytes)
+        lock(&self.budget.usage).check(self.client, self.reserved, bytes)
     }
 }
 
 impl Drop for BodyReservation {
     fn drop(&mut self) {
-        lock(&self.budget.0).release(self.client, self.reserved);
+        lock(&self.budget.usage).release(self.client, self.reserved);
     }
 }
 
@@ -227,7 +245,7 @@ mod tests {
         let third: Vec<_> = (0..1000).map_while(|_| hold(&budget, 3, MIB_BYTES).ok()).collect();
         assert_eq!(third.len(), 80);
         drop((many, others, third));
-        assert!(lock(&budget.0).clients.is_empty());
+        assert!(lock(&budget.usage).clients.is_empty());
         assert_eq!(budget.free_bytes(), BODY_BUDGET_BYTES);
     }
 

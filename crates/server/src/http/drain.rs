@@ -2,6 +2,9 @@
 //!
 //! If a server closes a connection while the client still sends, the client's system discards
 //! received data. The client then reports a broken connection instead of the error.
+//!
+//! A large body is drained at the pace of the threads for large bodies, so that reading it delays
+//! no other request.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,6 +15,8 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, timeout_at};
+
+use super::body_workers::{ClientWorkers, INLINE_BODY_BYTES};
 
 /// Maximum wait for the next chunk of an unread body.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -24,12 +29,15 @@ pub(super) struct DrainOnDrop<B: Body<Data = Bytes> + Send + Unpin + 'static> {
     body: Option<B>,
     /// The client has sent `Expect: 100-continue` and has not been told to continue.
     awaits_continue: bool,
+    /// Threads that take the chunks of a large body.
+    workers: Option<ClientWorkers>,
 }
 
 impl<B: Body<Data = Bytes> + Send + Unpin + 'static> DrainOnDrop<B> {
     /// Wraps the body of a request with these headers.
-    pub(super) fn new(body: B, headers: &HeaderMap) -> Self {
-        Self { body: Some(body), awaits_continue: headers.contains_key(header::EXPECT) }
+    pub(super) fn new(body: B, headers: &HeaderMap, workers: ClientWorkers) -> Self {
+        let awaits_continue = headers.contains_key(header::EXPECT);
+        Self { body: Some(body), awaits_continue, workers: Some(workers) }
     }
 }
 
@@ -62,22 +70,30 @@ impl<B: Body<Data = Bytes> + Send + Unpin + 'static> Body for DrainOnDrop<B> {
 
 impl<B: Body<Data = Bytes> + Send + Unpin + 'static> Drop for DrainOnDrop<B> {
     fn drop(&mut self) {
-        let Some(mut body) = self.body.take() else { return };
+        let (Some(body), Some(workers)) = (self.body.take(), self.workers.take()) else { return };
         if self.awaits_continue || body.is_end_stream() {
             return;
         }
         // Without a runtime the connection is closed anyway.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                let (begun, mut read) = (Instant::now(), 0);
-                loop {
-                    let due =
-                        begun + CHUNK_TIMEOUT + Duration::from_secs(read / MIN_BYTES_PER_SECOND);
-                    let next = timeout_at(due.min(Instant::now() + CHUNK_TIMEOUT), body.frame());
-                    let Ok(Some(Ok(frame))) = next.await else { return };
-                    read += frame.data_ref().map_or(0, |data| data.len() as u64);
-                }
-            });
+            runtime.spawn(drain(body, workers));
+        }
+    }
+}
+
+/// Reads a body to its end, within the limits of time.
+async fn drain<B: Body<Data = Bytes> + Unpin>(mut body: B, workers: ClientWorkers) {
+    let (begun, mut read) = (Instant::now(), 0);
+    loop {
+        let due = begun + CHUNK_TIMEOUT + Duration::from_secs(read / MIN_BYTES_PER_SECOND);
+        let next = timeout_at(due.min(Instant::now() + CHUNK_TIMEOUT), body.frame());
+        let Ok(Some(Ok(frame))) = next.await else { return };
+        let Ok(data) = frame.into_data() else { continue };
+        let bytes = data.len();
+        read += bytes as u64;
+        if read > INLINE_BODY_BYTES as u64 && workers.run(bytes, move || drop(data)).await.is_err()
+        {
+            return;
         }
     }
 }
@@ -91,6 +107,7 @@ mod tests {
     use futures_util::StreamExt;
 
     use super::*;
+    use crate::http::body_workers::BodyWorkers;
 
     /// A body of ten chunks, and the number of chunks read.
     fn ten() -> (Body, Arc<AtomicUsize>) {
@@ -108,6 +125,10 @@ mod tests {
         given.into_iter().collect()
     }
 
+    fn workers() -> ClientWorkers {
+        BodyWorkers::default().for_client(1)
+    }
+
     async fn settle() {
         for _ in 0..50 {
             tokio::task::yield_now().await;
@@ -118,7 +139,7 @@ mod tests {
     async fn a_dropped_body_is_read_to_its_end() {
         for read in [0, 3] {
             let (body, taken) = ten();
-            let mut body = DrainOnDrop::new(body, &headers(false));
+            let mut body = DrainOnDrop::new(body, &headers(false), workers());
             for _ in 0..read {
                 body.frame().await.unwrap().unwrap();
             }
@@ -129,13 +150,39 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_large_body_is_drained_at_the_pace_of_the_threads_for_large_bodies() {
+        const CHUNK_COUNT: usize = 10;
+        let workers = BodyWorkers::default();
+        // The client's share of the threads is in use.
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let busy = workers.clone();
+        let running = tokio::spawn(async move {
+            busy.run(1, 1, move || ended.recv().is_err()).await.unwrap();
+        });
+        settle().await;
+        let taken = Arc::new(AtomicUsize::new(0));
+        let counter = taken.clone();
+        let pieces = futures_util::stream::iter(0..CHUNK_COUNT).map(move |_| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, std::io::Error>(Bytes::from(vec![0; INLINE_BODY_BYTES]))
+        });
+        let body = Body::from_stream(pieces);
+        drop(DrainOnDrop::new(body, &headers(false), workers.for_client(1)));
+        settle().await;
+        assert_eq!(taken.load(Ordering::Relaxed), 2, "the second chunk waits");
+        drop(end);
+        running.await.unwrap();
+        crate::runner::tests::wait_until(|| taken.load(Ordering::Relaxed) == CHUNK_COUNT).await;
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_slow_body_is_drained_and_a_stalled_one_times_out() {
         let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Bytes, std::io::Error>>(1);
         let pieces = futures_util::stream::unfold(receiver, async |mut receiver| {
             receiver.recv().await.map(|piece| (piece, receiver))
         });
-        drop(DrainOnDrop::new(Body::from_stream(pieces), &headers(false)));
+        drop(DrainOnDrop::new(Body::from_stream(pieces), &headers(false), workers()));
         for _ in 0..5 {
             tokio::time::sleep(CHUNK_TIMEOUT / 2).await;
             sender.send(Ok(Bytes::from(vec![0; 40 << 10]))).await.unwrap();
@@ -156,7 +203,7 @@ mod tests {
             let _ = &witness;
             piece
         });
-        drop(DrainOnDrop::new(Body::from_stream(drips), &headers(false)));
+        drop(DrainOnDrop::new(Body::from_stream(drips), &headers(false), workers()));
         tokio::time::sleep(2 * CHUNK_TIMEOUT).await;
         assert_eq!(Arc::strong_count(&held), 1);
     }
@@ -164,11 +211,11 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_expects_continue_is_not_drained() {
         let (body, taken) = ten();
-        drop(DrainOnDrop::new(body, &headers(true)));
+        drop(DrainOnDrop::new(body, &headers(true), workers()));
         settle().await;
         assert_eq!(taken.load(Ordering::Relaxed), 0);
         let (body, taken) = ten();
-        let mut body = DrainOnDrop::new(body, &headers(true));
+        let mut body = DrainOnDrop::new(body, &headers(true), workers());
         body.frame().await.unwrap().unwrap();
         drop(body);
         settle().await;

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::sync::watch;
 
+use super::body_workers::BodyWorkers;
 use super::connection_table::ActiveConnection;
 use super::drain::DrainOnDrop;
 
@@ -19,11 +20,13 @@ use super::drain::DrainOnDrop;
 pub(super) struct RequestTracker {
     active: watch::Sender<usize>,
     shutdown: watch::Sender<bool>,
+    workers: BodyWorkers,
 }
 
 impl RequestTracker {
-    pub(super) fn new() -> Self {
-        Self { active: watch::Sender::new(0), shutdown: watch::Sender::new(false) }
+    /// Creates a tracker. `workers` take the chunks of large bodies that are drained.
+    pub(super) fn new(workers: BodyWorkers) -> Self {
+        Self { active: watch::Sender::new(0), shutdown: watch::Sender::new(false), workers }
     }
 
     /// Starts the shutdown: request bodies still being received are aborted.
@@ -38,7 +41,8 @@ impl RequestTracker {
     }
 
     /// Wraps a request so that shutdown aborts its body, and an unread body is drained otherwise.
-    pub(super) fn wrap_request(&self, request: hyper::Request<Incoming>) -> Request {
+    /// `client` is the [client number](super::Client) of the peer.
+    pub(super) fn wrap_request(&self, request: hyper::Request<Incoming>, client: u64) -> Request {
         let mut shutdown = self.shutdown.subscribe();
         let end = async move {
             if shutdown.wait_for(|shutdown| *shutdown).await.is_err() {
@@ -46,7 +50,8 @@ impl RequestTracker {
             }
         };
         let (head, body) = request.into_parts();
-        let body = DrainOnDrop::new(AbortableBody { body, end: Box::pin(end) }, &head.headers);
+        let body = AbortableBody { body, end: Box::pin(end) };
+        let body = DrainOnDrop::new(body, &head.headers, self.workers.for_client(client));
         Request::from_parts(head, Body::new(body))
     }
 

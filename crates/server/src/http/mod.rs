@@ -3,6 +3,7 @@
 pub(crate) mod access_log;
 mod body;
 pub(crate) mod body_budget;
+pub(crate) mod body_workers;
 mod client;
 pub(crate) mod connection_table;
 mod dialect;
@@ -24,7 +25,8 @@ pub mod tls;
 pub(crate) mod write_timeout;
 
 pub(crate) use body::{
-    BodyReader, CompatibilityReport, Json, read_body, record_adaptation, record_ignored_field,
+    BodyReader, CompatibilityReport, Json, MAX_SETTINGS_BODY_BYTES, read_body, record_adaptation,
+    record_ignored_field,
 };
 pub(crate) use client::{CallerOutgoingAccess, Client, Owner};
 pub(crate) use dialect::Dialect;

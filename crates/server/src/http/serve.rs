@@ -19,6 +19,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
+use super::body_workers::BodyWorkers;
+use super::client::Client;
 use super::connection_table::{ConnectionSlot, ConnectionTable};
 use super::file_limit::raise_open_file_limit;
 use super::graceful_shutdown::RequestTracker;
@@ -75,6 +77,11 @@ pub(crate) trait RequestHandler: Send + Sync {
 
     /// Checks its files for changes.
     fn reload(&self);
+
+    /// Threads that process large bodies.
+    fn body_workers(&self) -> BodyWorkers {
+        BodyWorkers::default()
+    }
 }
 
 /// Configuration of connections.
@@ -98,7 +105,7 @@ pub(crate) async fn run(
 ) {
     let table = ConnectionTable::for_open_files(raise_open_file_limit());
     let graceful = GracefulShutdown::new();
-    let tracker = RequestTracker::new();
+    let tracker = RequestTracker::new(config.handler.body_workers());
     let handshake_slots = config.tls.as_ref().map(|_| Arc::new(Semaphore::new(MAX_HANDSHAKES)));
     let mut warned: Option<Instant> = None;
     tokio::pin!(shutdown);
@@ -311,7 +318,7 @@ impl ConnectionService {
                     return Ok(exhausted_response());
                 };
                 let active = tracker.start_request();
-                let mut request = tracker.wrap_request(request);
+                let mut request = tracker.wrap_request(request, Client::number_at(peer.ip()));
                 if let Some(error) = host_header_error(request.version(), request.headers()) {
                     tracing::debug!(%peer, error, "request refused");
                     return Ok(closing_response(StatusCode::BAD_REQUEST, error));

@@ -25,7 +25,9 @@ use crate::api::rfc3339;
 use crate::app::{App, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::ApiError;
-use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, Ollama, json};
+use crate::http::{
+    CallerOutgoingAccess, ErrorResponse, Json, MAX_SETTINGS_BODY_BYTES, Ollama, json,
+};
 use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
 
 /// Interval between progress lines.
@@ -35,7 +37,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(60);
 pub(super) async fn verify(
     State(app): State<App>,
     CallerOutgoingAccess(access): CallerOutgoingAccess,
-    Json(request, _): Json<Ollama, VerifyRequest>,
+    Json(request, _): Json<Ollama, VerifyRequest, MAX_SETTINGS_BODY_BYTES>,
 ) -> Result<Response, ErrorResponse<Ollama>> {
     let model = match request.model.as_str() {
         "" => {
@@ -341,7 +343,7 @@ fn status(status: impl Into<String>) -> Progress {
 /// `POST /api/prune`
 pub(super) async fn prune(
     State(app): State<App>,
-    Json(request, _): Json<Ollama, PruneRequest>,
+    Json(request, _): Json<Ollama, PruneRequest, MAX_SETTINGS_BODY_BYTES>,
 ) -> Result<Response, ErrorResponse<Ollama>> {
     if request.undo && request.empty_trash {
         let text = "undo and empty_trash exclude each other: send one of them";

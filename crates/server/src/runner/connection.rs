@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use super::protocol::{
     RunnerRequest, RunnerResponse, VERSION, encode_message, read_async,
 };
 use super::sandbox::SandboxReport;
+use super::text_limits::check_task_bytes;
 use crate::canonical::{ApiError, Event, GenerationSummary, Task};
 use crate::http::body_budget::BodyReservation;
 use crate::scheduler::RunnerExit;
@@ -44,8 +45,8 @@ const REFRESH_TIMEOUT: Duration = Duration::from_millis(200);
 /// Number of messages that may wait to be sent.
 const SEND_QUEUE_CAPACITY: usize = 256;
 
-/// Tasks with more bytes than this are encoded on a blocking thread.
-const LARGE_TASK_BYTES: usize = 256 << 10;
+/// Tasks with more bytes than this are encoded on a thread for large bodies.
+const LARGE_TASK_BYTES: usize = 64 << 10;
 
 /// Largest number of characters of a reason that a runner gives for its end. Its model file may
 /// control the runner.
@@ -84,6 +85,8 @@ struct Shared {
     /// Counters summed over finished generations.
     finished: Mutex<Counts>,
     next_task: AtomicU64,
+    /// Maximum bytes of a text in a task, once the model is loaded.
+    max_text_bytes: AtomicUsize,
     /// Sandbox of the runner, once it has closed it.
     sandbox: Mutex<Option<SandboxReport>>,
     /// Notified of every heartbeat.
@@ -91,7 +94,15 @@ struct Shared {
 }
 
 /// Message in the queue, and the memory reservation of its request.
-type Outgoing = (RunnerRequest, Option<Arc<BodyReservation>>);
+type Outgoing = (OutgoingMessage, Option<Arc<BodyReservation>>);
+
+/// Message to the runner.
+enum OutgoingMessage {
+    Small(RunnerRequest),
+    /// Encoded message that submits the task of this number. It is encoded before it is queued, so
+    /// that the tasks behind it do not wait for that.
+    EncodedTask(u64, io::Result<Vec<u8>>),
+}
 
 /// Task that has not ended.
 struct OpenTask {
@@ -127,6 +138,7 @@ impl RunnerConnection {
             heartbeat: Mutex::default(),
             finished: Mutex::default(),
             next_task: AtomicU64::new(1),
+            max_text_bytes: AtomicUsize::new(usize::MAX),
             sandbox: Mutex::default(),
             heartbeat_received: Notify::new(),
         }));
@@ -188,7 +200,7 @@ impl RunnerConnection {
     pub(crate) async fn refresh(&self) {
         let heartbeat_received = self.0.heartbeat_received.notified();
         let answered = async {
-            self.0.out.send((RunnerRequest::RequestHeartbeat, None)).await;
+            self.0.out.send((OutgoingMessage::Small(RunnerRequest::RequestHeartbeat), None)).await;
             heartbeat_received.await;
         };
         let _ = timeout(REFRESH_TIMEOUT, answered).await;
@@ -209,36 +221,55 @@ impl RunnerConnection {
         task: Task,
         reservation: Option<Arc<BodyReservation>>,
     ) -> TaskEvents {
+        let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
+        let message = self.task_message(id, client, task, reservation.as_deref()).await;
         let permit = self.0.out.reserve().await;
-        self.submit_with_permit(permit, client, task, reservation)
+        self.submit_with_permit(permit, id, message, reservation)
+    }
+
+    /// Returns the message that submits a task, encoded if it is large.
+    ///
+    /// # Errors
+    /// A text of the task is longer than any context of the model.
+    async fn task_message(
+        &self,
+        id: u64,
+        client: u64,
+        task: Task,
+        reservation: Option<&BodyReservation>,
+    ) -> Result<OutgoingMessage, ApiError> {
+        check_task_bytes(&task, self.0.max_text_bytes.load(Ordering::Relaxed))?;
+        let bytes = task.text_bytes();
+        let message = RunnerRequest::Submit { id, client, task };
+        let Some(reservation) = reservation.filter(|_| bytes > LARGE_TASK_BYTES) else {
+            return Ok(OutgoingMessage::Small(message));
+        };
+        let encoded = reservation.workers().run(bytes, move || encode_message(&message)).await?;
+        Ok(OutgoingMessage::EncodedTask(id, encoded))
     }
 
     fn submit_with_permit(
         &self,
         permit: SendPermit,
-        client: u64,
-        task: Task,
+        id: u64,
+        message: Result<OutgoingMessage, ApiError>,
         reservation: Option<Arc<BodyReservation>>,
     ) -> TaskEvents {
-        let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
         // The capacity exceeds the window, so that three things always fit. First, the events of
         // the last token: a piece and the text held back before it, each in up to two parts.
         // Second, calls that arrive all at once (start, arguments, end) with text between them.
         // Third, a final error.
         let (sender, receiver) = mpsc::channel(INITIAL_EVENT_CREDIT as usize + 8 + 4 * CALLS_MAX);
         let mut tasks = lock(&self.0.tasks);
-        match &tasks.ended {
-            Some(failure) => drop(sender.try_send(Event::Error(failure.clone()))),
-            None => {
+        match message.and_then(|message| tasks.ended.clone().map_or(Ok(message), Err)) {
+            Err(failure) => drop(sender.try_send(Event::Error(failure))),
+            Ok(message) => {
                 tasks.open.insert(
                     id,
                     OpenTask { events: sender, calls: 0, reservation: reservation.clone() },
                 );
                 // A runner that has ended has already failed its tasks.
-                self.0.out.send_reserved(
-                    permit,
-                    (RunnerRequest::Submit { id, client, task }, reservation),
-                );
+                self.0.out.send_reserved(permit, (message, reservation));
             }
         }
         drop(tasks);
@@ -246,7 +277,7 @@ impl RunnerConnection {
     }
 
     fn send(&self, message: RunnerRequest) {
-        self.0.out.send_unbounded((message, None));
+        self.0.out.send_unbounded((OutgoingMessage::Small(message), None));
     }
 
     /// Passes an event to its task, and closes the task at its final event.
@@ -304,11 +335,17 @@ async fn send_all(
     connection: Weak<Shared>,
 ) {
     while let Some((message, _held)) = outgoing.recv().await {
-        let task = match &message {
-            RunnerRequest::Submit { id, .. } => Some(*id),
-            _ => None,
+        let (encoded, task) = match message {
+            OutgoingMessage::EncodedTask(id, encoded) => (encoded, Some(id)),
+            OutgoingMessage::Small(message) => {
+                let task = match &message {
+                    RunnerRequest::Submit { id, .. } => Some(*id),
+                    _ => None,
+                };
+                (encode_message(&message), task)
+            }
         };
-        let bytes = match (encode_message_async(message).await, task) {
+        let bytes = match (encoded, task) {
             (Ok(bytes), _) => bytes,
             (Err(error), Some(id)) => {
                 if let Some(shared) = connection.upgrade() {
@@ -327,18 +364,6 @@ async fn send_all(
             tracing::debug!(%error, "cannot send a message to a runner");
             return;
         }
-    }
-}
-
-/// Encodes a message. Large tasks are encoded on a blocking thread, so that other connections do
-/// not wait.
-async fn encode_message_async(message: RunnerRequest) -> io::Result<Vec<u8>> {
-    match &message {
-        RunnerRequest::Submit { task, .. } if task.text_bytes() > LARGE_TASK_BYTES => {
-            let writing = puna_tasks::run_blocking(move || encode_message(&message));
-            writing.await.map_err(io::Error::other)?
-        }
-        _ => encode_message(&message),
     }
 }
 
@@ -494,6 +519,8 @@ impl Reader {
             RunnerResponse::Planned(memory) => on_event(RunnerEvent::Planned(memory)),
             RunnerResponse::Loaded(loaded) => {
                 self.loaded = true;
+                let max_text_bytes = loaded.max_text_bytes();
+                self.connection.0.max_text_bytes.store(max_text_bytes, Ordering::Relaxed);
                 lock(&self.connection.0.heartbeat).memory = loaded.memory;
                 on_event(RunnerEvent::Loaded(loaded));
             }
@@ -546,7 +573,10 @@ impl RunnerConnection {
     pub(crate) fn submit(&self, client: u64, task: Task) -> TaskEvents {
         let permit =
             futures_util::FutureExt::now_or_never(self.0.out.reserve()).expect("a place is free");
-        self.submit_with_permit(permit, client, task, None)
+        let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
+        let message =
+            futures_util::FutureExt::now_or_never(self.task_message(id, client, task, None));
+        self.submit_with_permit(permit, id, message.expect("it is not encoded"), None)
     }
 }
 

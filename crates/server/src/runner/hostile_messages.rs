@@ -160,7 +160,7 @@ mod tests {
             RunnerResponse::Hello { version: VERSION },
             RunnerResponse::Sandboxed(SandboxReport::default()),
             RunnerResponse::Planned(memory),
-            RunnerResponse::Loaded(LoadReport { num_ctx: 64, memory }),
+            RunnerResponse::Loaded(LoadReport { num_ctx: 64, max_token_bytes: Some(16), memory }),
             RunnerResponse::Heartbeat(Heartbeat { memory, ..Heartbeat::default() }),
             RunnerResponse::Event(1, Event::Content(piece())),
             RunnerResponse::Event(1, start(0)),

@@ -13,7 +13,6 @@
 //! Runner side:
 //! - [`worker`] receives tasks and sends their events.
 //! - [`sandbox`] gives up all rights that the runner does not need, before it reads a file.
-//! - `prepare_queue` holds the tasks until a thread prepares them.
 //! - `task_handle` has the state of a task, sends its events, and cancels it.
 //! - `prepare` turns a task into an engine request; `prompt` and `templates` render its prompt.
 //! - `public_prefix` computes the part of a prompt that all clients share: the model's own system
@@ -35,7 +34,6 @@ pub mod hostile_messages;
 pub(crate) mod launch;
 mod local;
 mod prepare;
-pub(crate) mod prepare_queue;
 mod preparer;
 pub(crate) mod process_exit;
 mod prompt;
@@ -55,6 +53,7 @@ pub mod worker;
 
 pub(crate) use local::log_devices;
 pub(crate) use prompt::prompt_message;
+pub(crate) use text_limits::MAX_TEXT_BYTES;
 
 use std::io;
 use std::os::fd::AsFd;

@@ -346,7 +346,7 @@ impl Preparer {
 }
 
 /// Bytes of the texts of a conversation and its tools.
-fn chat_bytes(messages: &[ollama::Message], tools: &[Tool]) -> usize {
+pub(super) fn chat_bytes(messages: &[ollama::Message], tools: &[Tool]) -> usize {
     let call = |call: &ollama::ToolCall| object_bytes(&call.function.arguments);
     let message = |m: &ollama::Message| {
         m.content.len() + m.thinking.len() + m.tool_calls.iter().map(call).sum::<usize>()

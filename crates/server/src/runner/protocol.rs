@@ -15,7 +15,7 @@ use crate::scheduler::LoadOptions;
 
 /// Version of the protocol. Both sides are the same program; the version detects a program file
 /// that was replaced while the server ran.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 
 /// Maximum size of a message in bytes: the largest request with its images in base64, and a margin.
 pub(crate) const MAX_MESSAGE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
@@ -206,6 +206,8 @@ impl MemoryParts {
 pub struct LoadReport {
     /// Tokens of one context.
     pub num_ctx: u32,
+    /// Bytes of the longest token, if the tokenizer knows them.
+    pub max_token_bytes: Option<usize>,
     /// Memory in use.
     pub memory: MemoryParts,
 }

@@ -152,6 +152,33 @@ async fn a_conversation_that_exceeds_the_limit_with_its_template_is_too_large() 
 }
 
 #[tokio::test]
+async fn a_text_longer_than_any_context_is_not_sent_to_the_runner() {
+    let fake = Arc::<Fake>::default();
+    let connection = loaded(&fake, 128).await;
+    let long = || "x".repeat(MAX_TEXT_BYTES + 1);
+    let Task::Generate(mut chat) = question("gemma4", false) else { panic!() };
+    let Input::Chat { messages, .. } = &mut chat.input else { panic!() };
+    messages[0].content = long();
+    let tokenize = TokenizeTask { text: long(), add_special: true, parse_special: false };
+    let tasks = [
+        (task(&long(), 1, 4, true, true), "the prompt is too long: it has 786433 bytes"),
+        (Task::Generate(chat), "the conversation is too long: it has 786433 bytes"),
+        (Task::Tokenize(tokenize), "the text is too long: it has 786433 bytes"),
+    ];
+    // The runner would not answer while a text of this size waits in its tokenizer.
+    fake.dawdles.store(true, Ordering::Relaxed);
+    for (task, error) in tasks {
+        let Event::Error(failure) = end(&connection, task).await else { panic!() };
+        assert!(failure.status == 413 && failure.message.starts_with(error), "{failure}");
+    }
+    fake.dawdles.store(false, Ordering::Relaxed);
+    // The longest token of this model is long enough for the text.
+    fake.max_token_bytes.store(16 << 10, Ordering::Relaxed);
+    let connection = loaded(&fake, 128).await;
+    let Event::Done(_) = end(&connection, task(&long(), 1, 4, true, true)).await else { panic!() };
+}
+
+#[tokio::test]
 async fn a_long_prompt_is_rejected_with_an_estimate_of_its_length() {
     let fake = Arc::<Fake>::default();
     fake.max_token_bytes.store(16, Ordering::Relaxed);

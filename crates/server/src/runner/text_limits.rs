@@ -1,9 +1,12 @@
 //! Limits of texts, which apply before they are tokenized.
 
+use puna_api::ollama::ToolChoice;
+
 use super::preparer::Preparer;
-use super::prompt::{PromptText, refuses_long_prompts, too_long_error};
+use super::prompt::{PromptText, chat_bytes, refuses_long_prompts, too_long_error};
+use super::protocol::LoadReport;
 use super::task_handle::TaskHandle;
-use crate::canonical::{ApiError, GenerateTask, Input, Prompt};
+use crate::canonical::{ApiError, EmbedText, GenerateTask, Input, Prompt, Task};
 
 /// Maximum bytes of a text that no context limits. A text for a context may be longer if that many
 /// bytes can fit it.
@@ -19,6 +22,45 @@ const MAX_SAMPLE_BYTES: usize = 64 << 10;
 /// Rejects a text to tokenize that is longer than [`MAX_TEXT_BYTES`].
 pub(crate) fn check_request_text_bytes(bytes: usize) -> Result<(), ApiError> {
     check_bytes("the text", bytes, MAX_TEXT_BYTES)
+}
+
+/// Maximum bytes of a text for a context, with tokens of at most `max_token_bytes` bytes.
+fn max_text_bytes(num_ctx: u32, max_token_bytes: Option<usize>) -> usize {
+    MAX_TEXT_BYTES.max((num_ctx as usize).saturating_mul(max_token_bytes.unwrap_or(0)))
+}
+
+impl LoadReport {
+    /// Maximum bytes of a text for the largest context of a request.
+    pub(super) fn max_text_bytes(&self) -> usize {
+        max_text_bytes(self.num_ctx, self.max_token_bytes)
+    }
+}
+
+/// Rejects a task with a text of more than `max` bytes. The server checks this before it sends a
+/// task, because a runner reads the messages of all clients one after the other.
+pub(super) fn check_task_bytes(task: &Task, max: usize) -> Result<(), ApiError> {
+    match task {
+        Task::Tokenize(tokenize) => check_request_text_bytes(tokenize.text.len()),
+        Task::Detokenize(_) => Ok(()),
+        Task::Embed(embed) => embed.inputs.iter().try_for_each(|input| match input {
+            EmbedText::Text(text) => check_bytes("the input", text.len(), max),
+            EmbedText::Tokens(_) => Ok(()),
+        }),
+        Task::Rerank(rank) => {
+            check_bytes("the query", rank.query.len(), max)?;
+            let mut documents = rank.documents.iter().enumerate();
+            documents
+                .try_for_each(|(i, text)| check_bytes(&format!("document {i}"), text.len(), max))
+        }
+        Task::Generate(task) | Task::Count(task) => match &task.input {
+            Input::Chat { messages, tools } => {
+                let offered =
+                    if task.tool_choice == ToolChoice::None { &[] } else { tools.as_slice() };
+                check_bytes("the conversation", chat_bytes(messages, offered), max)
+            }
+            Input::Prompt(prompt) => check_bytes("the prompt", prompt.text.len(), max),
+        },
+    }
 }
 
 fn check_bytes(text: &str, bytes: usize, max: usize) -> Result<(), ApiError> {
@@ -40,9 +82,8 @@ impl Preparer {
         bytes: usize,
         num_ctx: Option<u32>,
     ) -> Result<(), ApiError> {
-        let token_bytes = self.model.model_info().max_token_bytes.unwrap_or(0);
-        let fitting = (self.context(num_ctx) as usize).saturating_mul(token_bytes);
-        check_bytes(text, bytes, MAX_TEXT_BYTES.max(fitting))
+        let token_bytes = self.model.model_info().max_token_bytes;
+        check_bytes(text, bytes, max_text_bytes(self.context(num_ctx), token_bytes))
     }
 
     /// Rejects a long prompt without tokenizing it, if it has more tokens than the context whatever

@@ -9,7 +9,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::prepare_queue::{PrepareQueue, QueueSender};
+use puna_mirror::{SharedTable, TableLimit};
+
 use super::preparer::Preparer;
 use super::protocol::{
     LoadReport, LoadSpec, RunnerRequest, RunnerResponse, VERSION, encode_message, is_out_of_memory,
@@ -18,9 +19,11 @@ use super::protocol::{
 use super::runner_model::{LoadError, Loader, RunnerModel};
 use super::sandbox::Sandbox;
 use super::task_handle::{TaskHandle, TaskState, Tasks};
-use crate::canonical::{ApiError, Event};
+use crate::canonical::{ApiError, Event, Task};
+use crate::util::fair_work_queue::{FairWorkQueue, WorkSender};
 use crate::util::lock::lock;
 use crate::util::panic_message::panic_message;
+use crate::util::thread_priority::lower_priority;
 
 /// Time between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
@@ -49,6 +52,22 @@ const CLIENT_CONSTRAINTS: usize = CONSTRAINT_PREPARER_THREADS - 1;
 
 /// Size in bytes that takes a tokenizer some tens of milliseconds.
 const LARGE_TASK_BYTES: usize = 256 << 10;
+
+/// Description of the tasks of a runner.
+pub(crate) static RUNNER_TASKS: SharedTable = SharedTable {
+    name: "requests that a loaded model works on",
+    holders: &[
+        "puna_server::runner::task_handle::Tasks",
+        "puna_server::runner::connection::Shared",
+    ],
+    limits: &[TableLimit::Rule("connections")],
+    shares: &[TableLimit::Rule("the client with the fewest is next")],
+    when_full: "waits",
+    test: "a_client_with_its_share_of_threads_leaves_one_to_another",
+};
+
+/// A task that waits until a thread prepares it.
+type PreparerTask = (TaskHandle, Task);
 
 /// Serves the server at the other end of a socket until the server closes it. Calls
 /// `close_sandbox` once, with the first model, before it starts a thread or reads a file.
@@ -189,8 +208,11 @@ fn serve(
     incoming: &mut BufReader<UnixStream>,
     out: Sender<RunnerResponse>,
 ) -> io::Result<()> {
-    let loaded =
-        LoadReport { num_ctx: model.model_info().num_ctx, memory: model.heartbeat().memory };
+    let loaded = LoadReport {
+        num_ctx: model.model_info().num_ctx,
+        max_token_bytes: model.model_info().max_token_bytes,
+        memory: model.heartbeat().memory,
+    };
     out.send(RunnerResponse::Loaded(loaded))
         .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
     let (stop, stopped) = mpsc::channel::<()>();
@@ -223,7 +245,7 @@ fn serve(
                     (true, false) => &constrained,
                     (true, true) => &large_constrained,
                 };
-                queue.push(handle, task);
+                queue.push(client, 1, (handle, task));
             }
             RunnerRequest::Credit(id, more) => {
                 if let Some(task) = lock(&tasks).get(&id) {
@@ -239,7 +261,7 @@ fn serve(
                     }
                     [&ordinary, &large, &constrained, &large_constrained]
                         .into_iter()
-                        .for_each(|queue| queue.remove(id));
+                        .for_each(|queue| queue.remove(|(handle, _)| handle.id == id));
                 }
             }
             RunnerRequest::RequestHeartbeat => {
@@ -269,8 +291,8 @@ fn spawn_preparers(
     share: usize,
     nice: i32,
     preparer: &Arc<Preparer>,
-) -> io::Result<QueueSender> {
-    let queue = Arc::new(PrepareQueue::new(share));
+) -> io::Result<WorkSender<PreparerTask>> {
+    let queue = Arc::new(FairWorkQueue::new(share));
     for i in 0..count {
         let (preparer, queue) = (preparer.clone(), queue.clone());
         thread::Builder::new().name(format!("{name} {i}")).spawn(move || {
@@ -278,26 +300,12 @@ fn spawn_preparers(
             prepare_all(&preparer, &queue);
         })?;
     }
-    Ok(QueueSender::new(&queue))
-}
-
-/// Lowers the priority of the calling thread, so that it takes little time from the threads that
-/// compute. A step ends when the last of them has its part.
-fn lower_priority(nice: i32) {
-    // On Linux the priority is that of the thread, elsewhere that of the whole process.
-    #[cfg(target_os = "linux")]
-    if nice != 0
-        && let Err(error) = rustix::process::setpriority_process(None, nice)
-    {
-        tracing::debug!(%error, "cannot lower the priority of a thread");
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = nice;
+    Ok(WorkSender::new(&queue))
 }
 
 /// Prepares tasks until the queue closes. A panic fails its own task only.
-fn prepare_all(preparer: &Preparer, queue: &PrepareQueue) {
-    while let Some((_running, handle, task)) = queue.next() {
+fn prepare_all(preparer: &Preparer, queue: &FairWorkQueue<PreparerTask>) {
+    while let Some((_running, (handle, task))) = queue.next() {
         if handle.state.is_cancelled() {
             continue;
         }

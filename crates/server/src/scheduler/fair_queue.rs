@@ -5,13 +5,13 @@ use std::collections::{HashMap, HashSet};
 /// Maximum clients with a stored count; above it, only waiting clients keep theirs.
 const MAX_CLIENTS: usize = 4096;
 
-/// Number of times each client was served. A new client starts with the lowest count of the waiting
-/// clients.
+/// Service that each client had: times, or amounts of work. A new client starts with the lowest
+/// count of the waiting clients.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceCounts(HashMap<u64, u64>);
 
 impl ServiceCounts {
-    /// Times that a client was served.
+    /// Service of a client so far.
     pub(crate) fn count(&self, client: u64) -> u64 {
         self.0.get(&client).copied().unwrap_or(0)
     }
@@ -31,9 +31,10 @@ impl ServiceCounts {
         }
     }
 
-    /// Counts one service of a client.
-    pub(crate) fn record(&mut self, client: u64) {
-        *self.0.entry(client).or_default() += 1;
+    /// Counts service of a client.
+    pub(crate) fn record(&mut self, client: u64, amount: u64) {
+        let count = self.0.entry(client).or_default();
+        *count = count.saturating_add(amount);
     }
 }
 
@@ -47,10 +48,10 @@ mod tests {
         for client in 1..20_000 {
             // Client 0 waits all the time.
             counts.join(client, [0].into_iter());
-            counts.record(client);
+            counts.record(client, 1);
         }
         assert!(counts.0.len() <= MAX_CLIENTS, "{}", counts.0.len());
-        counts.record(0);
+        counts.record(0, 1);
         counts.join(7, [0].into_iter());
         assert_eq!((counts.count(0), counts.count(7)), (1, 1), "a new client");
     }

@@ -56,7 +56,7 @@ impl Queue {
 
     /// Counts one load for a client.
     pub(super) fn record_service(&mut self, client: u64) {
-        self.service.record(client);
+        self.service.record(client, 1);
     }
 
     /// Waiting requests, the next one first.

@@ -2,6 +2,7 @@
 
 pub(crate) mod bounded_channel;
 pub(crate) mod client_slots;
+pub(crate) mod fair_work_queue;
 #[cfg(test)]
 pub(crate) mod generated_file;
 pub(crate) mod lock;
@@ -9,3 +10,4 @@ pub(crate) mod panic_message;
 pub(crate) mod random_ids;
 pub(crate) mod shutdown;
 pub(crate) mod text_file;
+pub(crate) mod thread_priority;

@@ -6,7 +6,7 @@ use axum::response::Response;
 use serde_json::{Value, json as value};
 
 use crate::canonical::ApiError;
-use crate::http::{ErrorFormat, Json, Ollama, json};
+use crate::http::{ErrorFormat, Json, MAX_SETTINGS_BODY_BYTES, Ollama, json};
 
 /// `GET /api/status`
 pub(crate) async fn status() -> Response {
@@ -19,12 +19,12 @@ pub(crate) async fn account() -> Response {
 }
 
 /// `POST /api/experimental/web_search`
-pub(crate) async fn web_search(_: Json<Ollama, Value>) -> Response {
+pub(crate) async fn web_search(_: Json<Ollama, Value, MAX_SETTINGS_BODY_BYTES>) -> Response {
     Ollama::error(&ApiError::new(403, "ollama cloud is disabled: web search is unavailable"))
 }
 
 /// `POST /api/experimental/web_fetch`
-pub(crate) async fn web_fetch(_: Json<Ollama, Value>) -> Response {
+pub(crate) async fn web_fetch(_: Json<Ollama, Value, MAX_SETTINGS_BODY_BYTES>) -> Response {
     Ollama::error(&ApiError::new(403, "ollama cloud is disabled: web fetch is unavailable"))
 }
 

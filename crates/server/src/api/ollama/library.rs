@@ -16,7 +16,7 @@ use crate::api::rfc3339;
 use crate::app::{App, api_details, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::ApiError;
-use crate::http::{ErrorResponse, JSON, Json, Ollama, json};
+use crate::http::{ErrorResponse, JSON, Json, MAX_SETTINGS_BODY_BYTES, Ollama, json};
 use crate::models::names::Name;
 use crate::remote::Description;
 
@@ -118,7 +118,7 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
 pub(crate) async fn show(
     State(app): State<App>,
     headers: HeaderMap,
-    Json(request, _): Json<Ollama, ShowRequest>,
+    Json(request, _): Json<Ollama, ShowRequest, MAX_SETTINGS_BODY_BYTES>,
 ) -> Result<Response, ErrorResponse<Ollama>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     if given.is_empty() {
@@ -145,7 +145,7 @@ pub(crate) async fn show(
 /// `POST /api/copy`
 pub(crate) async fn copy(
     State(app): State<App>,
-    Json(request, _): Json<Ollama, CopyRequest>,
+    Json(request, _): Json<Ollama, CopyRequest, MAX_SETTINGS_BODY_BYTES>,
 ) -> Result<Response, ErrorResponse<Ollama>> {
     let parse = |what: &str, text: &str| {
         let invalid = |_| ApiError::bad_request(format!("{what} {text:?} is invalid"));
@@ -180,7 +180,7 @@ pub(crate) async fn copy(
 /// `DELETE /api/delete`
 pub(crate) async fn delete(
     State(app): State<App>,
-    Json(request, _): Json<Ollama, DeleteRequest>,
+    Json(request, _): Json<Ollama, DeleteRequest, MAX_SETTINGS_BODY_BYTES>,
 ) -> Result<Response, ErrorResponse<Ollama>> {
     let given = if request.model.is_empty() { request.name } else { request.model };
     if given.is_empty() {

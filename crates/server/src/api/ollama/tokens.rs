@@ -13,11 +13,16 @@ use crate::app::App;
 use crate::canonical::{ApiError, Event, Task, TokenizeTask};
 use crate::http::{Client, ErrorResponse, Json, Ollama, json};
 use crate::options::RequestOptions;
+use crate::runner::MAX_TEXT_BYTES;
+
+/// Maximum bytes of the body of a request to tokenize. JSON escapes take three bytes for each byte
+/// of most texts at most.
+const MAX_TOKENIZE_BODY_BYTES: usize = 3 * MAX_TEXT_BYTES + (64 << 10);
 
 pub(crate) async fn tokenize(
     State(app): State<App>,
     client: Client,
-    Json(request, _): Json<Ollama, TokenizeRequest>,
+    Json(request, _): Json<Ollama, TokenizeRequest, MAX_TOKENIZE_BODY_BYTES>,
 ) -> Result<Response, ErrorResponse<Ollama>> {
     let TokenizeRequest { model, text, content, add_special, parse_special, keep_alive, options } =
         request;

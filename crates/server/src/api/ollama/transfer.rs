@@ -11,14 +11,14 @@ use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use crate::app::App;
 use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
-use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, Ollama};
+use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, MAX_SETTINGS_BODY_BYTES, Ollama};
 use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
 
 /// `POST /api/pull`
 pub(crate) async fn pull(
     State(app): State<App>,
     CallerOutgoingAccess(access): CallerOutgoingAccess,
-    Json(request, _): Json<Ollama, PullRequest>,
+    Json(request, _): Json<Ollama, PullRequest, MAX_SETTINGS_BODY_BYTES>,
 ) -> Result<Response, ErrorResponse<Ollama>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     if let Some(file) = FileUrl::parse(given) {
@@ -46,7 +46,7 @@ pub(crate) async fn pull(
 pub(crate) async fn push(
     State(app): State<App>,
     CallerOutgoingAccess(access): CallerOutgoingAccess,
-    Json(request, _): Json<Ollama, PullRequest>,
+    Json(request, _): Json<Ollama, PullRequest, MAX_SETTINGS_BODY_BYTES>,
 ) -> Result<Response, ErrorResponse<Ollama>> {
     if request.model.is_empty() && request.name.is_empty() {
         return Err(ApiError::bad_request("model is required").into());
