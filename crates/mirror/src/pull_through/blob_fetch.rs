@@ -305,11 +305,11 @@ impl Inner {
         &self,
         digest: Digest,
         size: u64,
-        running: DownloadReader,
+        reader: DownloadReader,
         is_size_declared: bool,
     ) -> InFlightBlob {
         let (blobs, has_bucket) = (self.storage.blobs.clone(), self.bucket.is_some());
-        InFlightBlob { blobs, has_bucket, digest, size, running, is_size_declared }
+        InFlightBlob { blobs, has_bucket, digest, size, reader, is_size_declared }
     }
 
     /// Returns the running download of a blob, and its size.
