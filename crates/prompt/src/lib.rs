@@ -62,7 +62,7 @@ pub use fit::{FittedPrompt, fit};
 pub use fit_turns::fit_turns;
 pub use go::GoTemplate;
 pub use jinja::JinjaTemplate;
-pub use limits::{SOURCE_BYTES_MAX, TemplateLimit};
+pub use limits::{MAX_SOURCE_BYTES, TemplateLimit};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
 pub use named_templates::NamedTemplate;
 pub use parsers::{

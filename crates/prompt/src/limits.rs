@@ -5,23 +5,23 @@
 use std::fmt;
 
 /// Longest accepted template source, in bytes. The longest known real template has 25 KB.
-pub const SOURCE_BYTES_MAX: usize = 1 << 20;
+pub const MAX_SOURCE_BYTES: usize = 1 << 20;
 /// Deepest nesting of blocks and brackets in a source, in levels.
-pub(crate) const DEPTH_MAX: usize = 100;
+pub(crate) const MAX_DEPTH: usize = 100;
 /// Deepest nesting of blocks, expressions and calls at run time, in levels. It fits a stack of 2
 /// MiB in a debug build.
-pub(crate) const RUN_DEPTH_MAX: usize = 300;
+pub(crate) const MAX_RUN_DEPTH: usize = 300;
 /// Steps of one rendering: nodes visited, loop iterations, and one for every 16 bytes copied,
 /// compared or searched.
-const STEPS_MAX: u64 = 5_000_000;
+const MAX_STEPS: u64 = 5_000_000;
 /// Longest prompt and longest single string, in bytes.
-pub(crate) const TEXT_BYTES_MAX: usize = 32 << 20;
+pub(crate) const MAX_TEXT_BYTES: usize = 32 << 20;
 
 /// A resource limit that a template exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TemplateLimit {
-    /// The source is longer than [`SOURCE_BYTES_MAX`].
+    /// The source is longer than [`MAX_SOURCE_BYTES`].
     Source,
     /// More steps than allowed in one rendering.
     Steps,
@@ -35,13 +35,13 @@ impl fmt::Display for TemplateLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TemplateLimit::Source => {
-                write!(f, "its source is longer than {SOURCE_BYTES_MAX} bytes")
+                write!(f, "its source is longer than {MAX_SOURCE_BYTES} bytes")
             }
-            TemplateLimit::Steps => write!(f, "it took more than {STEPS_MAX} steps"),
-            TemplateLimit::Text => write!(f, "its output is longer than {TEXT_BYTES_MAX} bytes"),
+            TemplateLimit::Steps => write!(f, "it took more than {MAX_STEPS} steps"),
+            TemplateLimit::Text => write!(f, "its output is longer than {MAX_TEXT_BYTES} bytes"),
             TemplateLimit::Depth => write!(
                 f,
-                "it is nested too deeply (more than {DEPTH_MAX} levels in its source, or {RUN_DEPTH_MAX} at run time)"
+                "it is nested too deeply (more than {MAX_DEPTH} levels in its source, or {MAX_RUN_DEPTH} at run time)"
             ),
         }
     }
@@ -56,7 +56,7 @@ pub(crate) struct Budget {
 
 impl Budget {
     pub(crate) fn new() -> Self {
-        Budget { steps_left: STEPS_MAX, depth: 0 }
+        Budget { steps_left: MAX_STEPS, depth: 0 }
     }
 
     /// A budget without limit of steps, for work that no template controls.
@@ -86,7 +86,7 @@ impl Budget {
 
     /// Charges the creation of a text of `bytes` bytes. Call it before creating the text.
     pub(crate) fn charge_text(&mut self, bytes: usize) -> Result<(), TemplateLimit> {
-        if bytes > TEXT_BYTES_MAX {
+        if bytes > MAX_TEXT_BYTES {
             return Err(TemplateLimit::Text);
         }
         self.charge_steps(1 + bytes as u64 / 16)
@@ -94,7 +94,7 @@ impl Budget {
 
     /// Enters one level of nesting. Pair it with [`Budget::leave`].
     pub(crate) fn enter(&mut self) -> Result<(), TemplateLimit> {
-        if self.depth >= RUN_DEPTH_MAX {
+        if self.depth >= MAX_RUN_DEPTH {
             return Err(TemplateLimit::Depth);
         }
         self.depth += 1;

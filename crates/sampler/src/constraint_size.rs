@@ -1,4 +1,4 @@
 //! Size limit of constraints.
 
 /// Maximum number of bytes of a constraint. The largest schemas in use have about half as many.
-pub const CONSTRAINT_BYTES_MAX: usize = 256 << 10;
+pub const MAX_CONSTRAINT_BYTES: usize = 256 << 10;

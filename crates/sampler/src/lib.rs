@@ -44,7 +44,7 @@ mod truncate;
 mod vocab;
 
 pub use candidates::Candidate;
-pub use constraint_size::CONSTRAINT_BYTES_MAX;
+pub use constraint_size::MAX_CONSTRAINT_BYTES;
 pub use grammar::{
     Constraint, Grammar, GrammarCompiler, GrammarError, GrammarToken, UnquotedString, lark_json,
     pattern_excluding,

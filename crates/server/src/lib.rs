@@ -7,8 +7,8 @@
 //!
 //! A request passes these modules: [`http`] (connections, bodies) → `middleware` (origin, host,
 //! route table, API keys of [`auth`]) → `routes` → `api` (to a [`canonical`] request) →
-//! `models::manager` with its pure [`scheduler`] (chooses a runner) → [`runner`] (prompt, engine).
-//! Its events return to the dialect in `api`, which encodes them.
+//! `models::manager` with its pure [`model_scheduler`] (chooses a runner) → [`runner`] (prompt,
+//! engine). Its events return to the dialect in `api`, which encodes them.
 
 #![forbid(unsafe_code)]
 
@@ -23,13 +23,13 @@ pub mod http;
 mod metrics;
 mod middleware;
 pub mod mirror;
+pub mod model_scheduler;
 mod models;
 mod openapi;
 mod options;
 mod remote;
 mod routes;
 pub mod runner;
-pub mod scheduler;
 mod script;
 pub mod shared_tables;
 mod util;

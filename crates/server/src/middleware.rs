@@ -222,7 +222,7 @@ impl Middleware {
                 request
                     .extensions_mut()
                     .insert(CallerOutgoingAccess::new(authorized.may_administer));
-                let mut response = authorized.caller.scope(self.route(request)).await;
+                let mut response = authorized.caller.run_as(self.route(request)).await;
                 let Some(permit) = authorized.permit else { return response };
                 response.extensions_mut().insert(KeyName(permit.key().to_owned()));
                 response.map(|body| {

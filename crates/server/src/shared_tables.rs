@@ -19,7 +19,7 @@ pub static SHARED_TABLES: &[&SharedTable] = &[
     &crate::http::serve::HANDSHAKES,
     &crate::http::body_budget::BODY_MEMORY,
     &crate::http::body_workers::BODY_WORK,
-    &crate::scheduler::queue::WAITING_REQUESTS,
+    &crate::model_scheduler::queue::WAITING_REQUESTS,
     &crate::runner::worker::RUNNER_TASKS,
     &CACHED_PREFIXES,
     &crate::runner::public_prefix::PUBLIC_PROMPTS,

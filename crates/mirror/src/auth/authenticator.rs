@@ -240,14 +240,14 @@ impl Authenticator {
         target: &Target,
     ) -> Result<Option<RequestPermit>, MirrorError> {
         let Some(name) = self.accountable_key(head, principal, target) else { return Ok(None) };
-        let part_of = match target {
+        let transfer_id = match target {
             Target::Blob(_, blob) if head.headers.contains_key(header::RANGE) => {
                 Some(blob.to_string())
             }
             Target::Upload(_, id) => Some(id.to_string()),
             _ => None,
         };
-        self.keys.begin_request(&name, part_of.as_deref()).map_err(MirrorError::RateLimited)
+        self.keys.begin_request(&name, transfer_id.as_deref()).map_err(MirrorError::RateLimited)
     }
 
     /// Returns the name of the key that a request counts to.

@@ -67,7 +67,7 @@ fn marked_message(role: &str, number: usize) -> Message {
 /// Prefix of all probe texts. Each probe text ends with a full stop.
 const MARKER: &str = "puna-probe-";
 /// Longest probe text, in bytes.
-const MARKER_BYTES_MAX: usize = 64;
+const MAX_MARKER_BYTES: usize = 64;
 
 fn marker(number: usize) -> String {
     format!("{MARKER}{number}-text.")
@@ -321,7 +321,7 @@ fn has_all(prompt: &str, messages: &[Message]) -> bool {
 fn markers_in<'a>(prompt: &'a str) -> HashSet<&'a str> {
     let marker = |(at, _): (usize, &'a str)| {
         let end =
-            prompt.as_bytes()[at..].iter().take(MARKER_BYTES_MAX).position(|byte| *byte == b'.')?;
+            prompt.as_bytes()[at..].iter().take(MAX_MARKER_BYTES).position(|byte| *byte == b'.')?;
         prompt.get(at..=at + end)
     };
     prompt.match_indices(MARKER).filter_map(marker).collect()

@@ -480,7 +480,7 @@ impl<'t> Exec<'t> {
     fn write(&mut self, text: &str, pos: usize) -> ExecResult<()> {
         self.budget.charge_text(text.len()).map_err(|limit| self.limit(pos, limit))?;
         // The whole output has the same limit as a text, but is charged only once.
-        if self.out.len() + text.len() > crate::limits::TEXT_BYTES_MAX {
+        if self.out.len() + text.len() > crate::limits::MAX_TEXT_BYTES {
             return Err(self.limit(pos, TemplateLimit::Text));
         }
         self.out.push_str(text);

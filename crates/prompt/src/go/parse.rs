@@ -6,13 +6,13 @@ use super::lex::{Token, TokenKind, lex};
 use super::node::{Arg, Branch, Command, Expr, List, Node, Pipe};
 use super::{is_function, literal};
 use crate::PromptError;
-use crate::limits::{DEPTH_MAX, SOURCE_BYTES_MAX, TemplateLimit};
+use crate::limits::{MAX_DEPTH, MAX_SOURCE_BYTES, TemplateLimit};
 
 /// Templates by name; the main template has the empty name.
 pub(super) type TemplateTrees = BTreeMap<String, List>;
 
 pub(super) fn parse(src: &str) -> Result<TemplateTrees, PromptError> {
-    if src.len() > SOURCE_BYTES_MAX {
+    if src.len() > MAX_SOURCE_BYTES {
         return Err(PromptError::Limit { line: 0, limit: TemplateLimit::Source });
     }
     let mut parser = Parser {
@@ -120,7 +120,7 @@ impl<'s> Parser<'s> {
     }
 
     fn item_list(&mut self) -> ParseResult<(List, ListEnd)> {
-        if self.depth >= DEPTH_MAX {
+        if self.depth >= MAX_DEPTH {
             return Err(self.too_deep());
         }
         self.depth += 1;
@@ -209,7 +209,7 @@ impl<'s> Parser<'s> {
     }
 
     fn control(&mut self, context: &'static str) -> ParseResult<Branch> {
-        if self.depth >= DEPTH_MAX {
+        if self.depth >= MAX_DEPTH {
             return Err(self.too_deep());
         }
         self.depth += 1;
@@ -415,7 +415,7 @@ impl<'s> Parser<'s> {
                 Expr::Number(number, token.text.into_owned())
             }
             TokenKind::LeftParen => {
-                if self.depth >= DEPTH_MAX {
+                if self.depth >= MAX_DEPTH {
                     return Err(self.too_deep());
                 }
                 self.depth += 1;

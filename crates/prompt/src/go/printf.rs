@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use super::value::{List, Value, print};
 use crate::control_marks::is_mark;
-use crate::limits::{Budget, TEXT_BYTES_MAX, TemplateLimit};
+use crate::limits::{Budget, MAX_TEXT_BYTES, TemplateLimit};
 
 /// Largest width and precision, in characters. Go's own limit is a million.
-const WIDTH_MAX: usize = 1000;
+const MAX_WIDTH: usize = 1000;
 
 /// `fmt.Sprint`: writes a space between two operands if neither is a string.
 pub(super) fn sprint(args: &[Value]) -> String {
@@ -74,7 +74,7 @@ pub(super) fn sprintf(
                 None => _ = write!(out, "%!{verb}(MISSING)"),
             },
         }
-        if out.len() > TEXT_BYTES_MAX {
+        if out.len() > MAX_TEXT_BYTES {
             return Err(TemplateLimit::Text);
         }
     }
@@ -163,10 +163,10 @@ impl FormatArgs<'_> {
                 Some(Value::Int(n)) => usize::try_from(*n).ok(),
                 _ => None,
             };
-            return (size.map(|n| n.min(WIDTH_MAX)), after);
+            return (size.map(|n| n.min(MAX_WIDTH)), after);
         }
         let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-        (rest[..digits].parse().ok().map(|n: usize| n.min(WIDTH_MAX)), &rest[digits..])
+        (rest[..digits].parse().ok().map(|n: usize| n.min(MAX_WIDTH)), &rest[digits..])
     }
 }
 

@@ -6,7 +6,7 @@ use crate::control_marks::is_mark;
 use crate::limits::{Budget, TemplateLimit};
 
 /// Largest field width, in characters.
-const WIDTH_MAX: usize = 10_000;
+const MAX_WIDTH: usize = 10_000;
 
 #[derive(Default, Clone)]
 struct FormatSpec {
@@ -115,7 +115,7 @@ fn number(rest: &str) -> EvalResult<(Option<usize>, &str)> {
 }
 
 fn check_size(spec: &FormatSpec) -> EvalResult<()> {
-    if spec.width > WIDTH_MAX || spec.precision.is_some_and(|p| p > WIDTH_MAX) {
+    if spec.width > MAX_WIDTH || spec.precision.is_some_and(|p| p > MAX_WIDTH) {
         return Err(TemplateLimit::Text.into());
     }
     Ok(())

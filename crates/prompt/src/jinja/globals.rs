@@ -11,7 +11,7 @@ use super::text::to_str;
 use super::value::{EvalError, EvalResult, SeqKind, Value};
 
 /// Longest range, as in Jinja's sandbox.
-const RANGE_MAX: i128 = 100_000;
+const MAX_RANGE: i128 = 100_000;
 
 const NAMES: [&str; 7] =
     ["cycler", "dict", "joiner", "namespace", "raise_exception", "range", "strftime_now"];
@@ -75,9 +75,9 @@ impl Interpreter {
         }
         let span = if step > 0 { stop.saturating_sub(start) } else { start.saturating_sub(stop) };
         let count = if span <= 0 { 0 } else { (span - 1) / step.saturating_abs() + 1 };
-        if count > RANGE_MAX {
+        if count > MAX_RANGE {
             return Err(format!(
-                "Range too big. The sandbox blocks ranges larger than MAX_RANGE ({RANGE_MAX})."
+                "Range too big. The sandbox blocks ranges larger than MAX_RANGE ({MAX_RANGE})."
             )
             .into());
         }

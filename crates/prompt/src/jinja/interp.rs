@@ -10,7 +10,7 @@ use super::ast::{Body, Expr, For, Macro, Name, Postfix, Stmt, StmtKind, Target};
 use super::text::str_to;
 use super::value::{EvalError, EvalResult, Loop, MacroValue, Value};
 use crate::PromptError;
-use crate::limits::{Budget, TEXT_BYTES_MAX, TemplateLimit};
+use crate::limits::{Budget, MAX_TEXT_BYTES, TemplateLimit};
 
 /// Cost of defining a macro, in steps: its scope is kept until the end of the rendering.
 const MACRO_STEPS: u64 = 100;
@@ -343,7 +343,7 @@ impl Interpreter {
     fn write(&mut self, text: &str) -> EvalResult<()> {
         self.budget.charge_text(text.len())?;
         let Some(out) = self.out.last_mut() else { return Ok(()) };
-        if out.len() + text.len() > TEXT_BYTES_MAX {
+        if out.len() + text.len() > MAX_TEXT_BYTES {
             return Err(TemplateLimit::Text.into());
         }
         out.push_str(text);

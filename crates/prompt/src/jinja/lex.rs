@@ -41,7 +41,7 @@ pub(super) fn lex(source: &str) -> Result<Vec<Token>, PromptError> {
 }
 
 /// Longest name, in bytes. Each lookup reads the whole name.
-const NAME_BYTES_MAX: usize = 1024;
+const MAX_NAME_BYTES: usize = 1024;
 
 /// Operators, longest first.
 const OPERATORS: [&str; 25] = [
@@ -203,7 +203,7 @@ impl<'s> Lexer<'s> {
             if c == '_' || c.is_alphabetic() {
                 let len =
                     rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
-                if len > NAME_BYTES_MAX {
+                if len > MAX_NAME_BYTES {
                     return Err(self.error("a name is longer than 1024 bytes"));
                 }
                 self.push(TokenKind::Name(rest[..len].to_string()));

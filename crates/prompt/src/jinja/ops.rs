@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::ast::{BinaryOp, CompareOp};
 use super::format::percent;
 use super::text::{push, to_str};
-use super::value::{EvalError, EvalResult, ITEMS_MAX, Number, SeqKind, Value};
+use super::value::{EvalError, EvalResult, MAX_ITEMS, Number, SeqKind, Value};
 use crate::limits::{Budget, TemplateLimit};
 
 pub(super) fn binary(op: BinaryOp, a: &Value, b: &Value, budget: &mut Budget) -> EvalResult {
@@ -68,7 +68,7 @@ fn repeat_count(len: usize, times: &Value) -> EvalResult<usize> {
 }
 
 pub(super) fn take_items(len: usize, budget: &mut Budget) -> EvalResult<()> {
-    if len > ITEMS_MAX {
+    if len > MAX_ITEMS {
         return Err(TemplateLimit::Text.into());
     }
     budget.charge_steps(len as u64)?;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::ast::{Body, Expr, For, ImplicitParams, Macro, Name, Postfix, Stmt, StmtKind, Target};
 use super::lex::{Token, TokenKind, lex};
 use crate::PromptError;
-use crate::limits::{DEPTH_MAX, SOURCE_BYTES_MAX, TemplateLimit};
+use crate::limits::{MAX_DEPTH, MAX_SOURCE_BYTES, TemplateLimit};
 
 pub(super) fn parse(source: &str) -> Result<Body, PromptError> {
-    if source.len() > SOURCE_BYTES_MAX {
+    if source.len() > MAX_SOURCE_BYTES {
         return Err(PromptError::Limit { line: 0, limit: TemplateLimit::Source });
     }
     let mut parser = Parser {
@@ -315,7 +315,7 @@ impl Parser {
     }
 
     pub(super) fn enter(&mut self) -> ParseResult<()> {
-        if self.depth >= DEPTH_MAX {
+        if self.depth >= MAX_DEPTH {
             return Err(PromptError::Limit { line: self.line(), limit: TemplateLimit::Depth });
         }
         self.depth += 1;

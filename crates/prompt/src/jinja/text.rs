@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::value::{EvalError, EvalResult, SeqKind, Value};
 use crate::control_marks::is_mark;
-use crate::limits::{TEXT_BYTES_MAX, TemplateLimit};
+use crate::limits::{MAX_TEXT_BYTES, TemplateLimit};
 
 /// `str(value)`. Undefined values are empty, as in Jinja's output.
 pub(super) fn to_str(value: &Value) -> EvalResult<String> {
@@ -23,7 +23,7 @@ pub(super) fn str_to(out: &mut String, value: &Value) -> EvalResult<()> {
 
 /// Appends text within the size limit. Shared values may be written many times.
 pub(super) fn push(out: &mut String, text: &str) -> EvalResult<()> {
-    if out.len() + text.len() > TEXT_BYTES_MAX {
+    if out.len() + text.len() > MAX_TEXT_BYTES {
         return Err(TemplateLimit::Text.into());
     }
     out.push_str(text);

@@ -13,10 +13,10 @@ use crate::limits::{Budget, TemplateLimit};
 
 /// Deepest nesting of lists and dicts, in levels. Walking or dropping a value cannot overflow the
 /// stack.
-pub(super) const VALUE_DEPTH_MAX: u32 = 200;
+pub(super) const MAX_VALUE_DEPTH: u32 = 200;
 /// Longest list that `*`, `+` or `range` may create, and longest text that is iterated, in items
 /// and bytes.
-pub(super) const ITEMS_MAX: usize = 1 << 20;
+pub(super) const MAX_ITEMS: usize = 1 << 20;
 
 /// Error of an operation. The interpreter adds the line.
 #[derive(Debug)]
@@ -188,7 +188,7 @@ impl Value {
                 indexmap::map::Entry::Vacant(entry) => _ = entry.insert((key, value)),
             }
         }
-        if depth >= VALUE_DEPTH_MAX {
+        if depth >= MAX_VALUE_DEPTH {
             return Err(TemplateLimit::Depth.into());
         }
         Ok(Value::Dict(Rc::new(Dict { map, depth: depth + 1 })))
@@ -303,7 +303,7 @@ impl Value {
         match self {
             Value::Undefined(_) => Ok(Vec::new()),
             // A string of one character takes many times the memory of the character.
-            Value::Str(s) if s.len() > ITEMS_MAX => Err(TemplateLimit::Text.into()),
+            Value::Str(s) if s.len() > MAX_ITEMS => Err(TemplateLimit::Text.into()),
             Value::Str(s) => {
                 Ok(s.chars().map(|c| Value::str(c.encode_utf8(&mut [0; 4]))).collect())
             }
@@ -328,7 +328,7 @@ impl Value {
 
 fn container_depth(items: &[Value]) -> EvalResult<u32> {
     let depth = items.iter().map(Value::depth).max().unwrap_or(0);
-    if depth >= VALUE_DEPTH_MAX { Err(TemplateLimit::Depth.into()) } else { Ok(depth + 1) }
+    if depth >= MAX_VALUE_DEPTH { Err(TemplateLimit::Depth.into()) } else { Ok(depth + 1) }
 }
 
 #[derive(Debug, Clone, Copy)]

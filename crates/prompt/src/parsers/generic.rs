@@ -49,7 +49,7 @@ pub(super) fn for_template(
 }
 
 /// Longest object that is read as a call without arguments, in bytes.
-const NAME_OBJECT_MAX: usize = 512;
+const MAX_NAME_OBJECT: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GenericState {
@@ -379,7 +379,7 @@ impl CallScanner {
     /// The tool of an object at the end of a text that has only a tool's name and no arguments.
     fn call_of_name(&self, text: &str) -> Option<String> {
         let text = text.trim_end();
-        let tail = text.floor_char_boundary(text.len().saturating_sub(NAME_OBJECT_MAX));
+        let tail = text.floor_char_boundary(text.len().saturating_sub(MAX_NAME_OBJECT));
         let from = tail + text[tail..].rfind('{')?;
         let object: Map<String, Json> = serde_json::from_str(&text[from..]).ok()?;
         let is_absent = |key: &str| object.get(key).is_none_or(Json::is_null);

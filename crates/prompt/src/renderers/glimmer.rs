@@ -9,7 +9,7 @@ use super::RenderInput;
 use super::json::{PYTHON, json, string, text};
 use super::tools::Tool;
 use crate::PromptError;
-use crate::limits::{TEXT_BYTES_MAX, TemplateLimit};
+use crate::limits::{MAX_TEXT_BYTES, TemplateLimit};
 use crate::message::{Message, Think, ToolCall};
 
 const BEFORE_TOOLS: &str = "\
@@ -83,7 +83,7 @@ pub(super) fn render(input: &RenderInput<'_>, out: &mut String) -> Result<(), Pr
             _ => {}
         }
         // Each system message repeats all tools.
-        if out.len() > TEXT_BYTES_MAX {
+        if out.len() > MAX_TEXT_BYTES {
             return Err(PromptError::Limit { line: 0, limit: TemplateLimit::Text });
         }
     }

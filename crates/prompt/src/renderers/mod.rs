@@ -171,7 +171,7 @@ impl RendererEntry {
 
 /// Deepest nesting of call arguments and tool schemas, in levels. JSON text deeper than 127 levels
 /// is not parsed.
-const DEPTH_MAX: usize = 150;
+const MAX_DEPTH: usize = 150;
 
 impl Renderer {
     /// Finds a renderer by name.
@@ -237,9 +237,9 @@ impl Renderer {
     ) -> Result<String, PromptError> {
         let arguments =
             messages.iter().flat_map(|m| &m.tool_calls).flat_map(|c| c.function.arguments.values());
-        if arguments.chain(chat.tools).any(|value| nests_deeper(value, DEPTH_MAX)) {
+        if arguments.chain(chat.tools).any(|value| nests_deeper(value, MAX_DEPTH)) {
             return Err(PromptError::Refused(format!(
-                "tools or calls nest deeper than {DEPTH_MAX} levels"
+                "tools or calls nest deeper than {MAX_DEPTH} levels"
             )));
         }
         let messages = images::insert_tags(sort_argument_objects(messages), self.0.images);

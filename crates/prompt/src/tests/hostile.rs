@@ -403,7 +403,7 @@ fn names_longer_than_1024_bytes_are_refused() {
 
 #[test]
 fn a_very_long_source_is_refused_before_it_is_parsed() {
-    let source = "{".repeat(crate::SOURCE_BYTES_MAX + 1);
+    let source = "{".repeat(crate::MAX_SOURCE_BYTES + 1);
     for kind in [TemplateFormat::Go, TemplateFormat::Jinja] {
         let error = Template::parse(kind, &source).err();
         assert_eq!(error, Some(PromptError::Limit { line: 0, limit: TemplateLimit::Source }));

@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 
 /// Maximum depth of nested parentheses.
-const DEPTH_MAX: usize = 100;
+const MAX_DEPTH: usize = 100;
 /// Maximum number of suffixes on one item.
-const SUFFIXES_MAX: usize = 4;
+const MAX_SUFFIXES: usize = 4;
 /// Maximum number of repetitions. A larger upper bound counts as none.
-const REPEAT_MAX: u32 = 2000;
+const MAX_REPEAT: u32 = 2000;
 
 /// A grammar. Rules refer to each other by number.
 #[derive(Debug, PartialEq)]
@@ -98,8 +98,8 @@ impl<'a> Reader<'a> {
     }
 
     fn alternatives(&mut self, depth: usize) -> Result<Expr, String> {
-        if depth > DEPTH_MAX {
-            return Err(format!("more than {DEPTH_MAX} nested parentheses"));
+        if depth > MAX_DEPTH {
+            return Err(format!("more than {MAX_DEPTH} nested parentheses"));
         }
         let mut all = vec![self.sequence(depth)?];
         while self.eat("|") {
@@ -117,9 +117,9 @@ impl<'a> Reader<'a> {
                     return Err(self.expecting(&format!("preceding item to {next}")));
                 };
                 suffixes += 1;
-                if suffixes > SUFFIXES_MAX {
+                if suffixes > MAX_SUFFIXES {
                     return Err(format!(
-                        "more than {SUFFIXES_MAX} nested repetitions at {}",
+                        "more than {MAX_SUFFIXES} nested repetitions at {}",
                         self.position()
                     ));
                 }
@@ -193,11 +193,11 @@ impl<'a> Reader<'a> {
         if !self.eat("}") {
             return Err(self.expecting("'}'"));
         }
-        let max = max.filter(|max| *max <= REPEAT_MAX);
-        if min > REPEAT_MAX || max.is_some_and(|max| max < min) {
+        let max = max.filter(|max| *max <= MAX_REPEAT);
+        if min > MAX_REPEAT || max.is_some_and(|max| max < min) {
             self.at = start;
             let found = format!(
-                "number of repetitions exceeds sane defaults (at most {REPEAT_MAX}, rising)"
+                "number of repetitions exceeds sane defaults (at most {MAX_REPEAT}, rising)"
             );
             return Err(format!("{found} at {}", self.position()));
         }

@@ -15,11 +15,11 @@ use super::gbnf::{Expr, Grammar};
 
 /// Maximum number of bytes of a regular expression. Rules that mention others twice double their
 /// size with each level.
-const REGEX_BYTES_MAX: usize = 64 << 10;
+const MAX_REGEX_BYTES: usize = 64 << 10;
 /// Maximum number of bytes of all rules' regular expressions.
-const PATTERNS_BYTES_MAX: usize = 4 << 20;
+const MAX_PATTERNS_BYTES: usize = 4 << 20;
 /// Maximum number of bytes of the result.
-const LARK_BYTES_MAX: usize = 4 << 20;
+const MAX_LARK_BYTES: usize = 4 << 20;
 
 /// Translates a grammar to Lark for `llguidance`.
 ///
@@ -35,7 +35,7 @@ pub fn write(grammar: &Grammar) -> Result<String, String> {
         let body = writer.expr(&grammar.rules[index]);
         let name = if index == grammar.root { "start".into() } else { rule_name(index) };
         let _ = writeln!(rules, "{name}: {}", if body.is_empty() { "\"\"" } else { &body });
-        if rules.len() + writer.definitions.len() > LARK_BYTES_MAX {
+        if rules.len() + writer.definitions.len() > MAX_LARK_BYTES {
             return Err("it is too large".into());
         }
         if writer.regular[index].is_none() {
@@ -78,7 +78,7 @@ fn regular_rules(rules: &[Expr]) -> Vec<Option<Regular>> {
         mentioned.into_iter().for_each(|used| users[used].push(index));
     }
     let mut ready: Vec<usize> = (0..rules.len()).filter(|&i| missing[i] == 0).collect();
-    let mut left = PATTERNS_BYTES_MAX;
+    let mut left = MAX_PATTERNS_BYTES;
     while let Some(index) = ready.pop() {
         let Some(found) = regular(&rules[index], &done) else { continue };
         let Some(rest) = left.checked_sub(found.pattern.len()) else { continue };
@@ -136,7 +136,7 @@ fn regular(expr: &Expr, rules: &[Option<Regular>]) -> Option<Regular> {
             Regular { pattern: group(&format!("{}{}", what.pattern, times(*min, *max))), nullable }
         }
     };
-    (found.pattern.len() <= REGEX_BYTES_MAX).then_some(found)
+    (found.pattern.len() <= MAX_REGEX_BYTES).then_some(found)
 }
 
 /// Regular expression of a literal or a class.
@@ -166,7 +166,7 @@ impl Regular {
         self.pattern.push_str(between);
         self.pattern.push_str(&next.pattern);
         self.nullable &= next.nullable;
-        (self.pattern.len() <= REGEX_BYTES_MAX).then_some(self)
+        (self.pattern.len() <= MAX_REGEX_BYTES).then_some(self)
     }
 
     fn grouped(self) -> Self {

@@ -24,7 +24,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::constraint_size::CONSTRAINT_BYTES_MAX;
+use crate::constraint_size::MAX_CONSTRAINT_BYTES;
 use crate::schema::JsonSchema;
 use library_error::{NO_TEXT_ALLOWED, reason, too_complex};
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
@@ -33,7 +33,7 @@ use llguidance::{Matcher, ParserFactory, TokenParser};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shortest_end::{
-    BYTES_MAX, CONTROL_TOKEN_MARK, EndError, EndTracker, ITEMS_MAX, NumberTokens, STRING_BYTES_MAX,
+    CONTROL_TOKEN_MARK, EndError, EndTracker, MAX_BYTES, MAX_ITEMS, MAX_STRING_BYTES, NumberTokens,
 };
 pub use unquoted_string::{UnquotedString, pattern_excluding};
 
@@ -42,7 +42,7 @@ pub use unquoted_string::{UnquotedString, pattern_excluding};
 const STACK_BYTES: usize = 512 << 20;
 /// Maximum number of lexer states of a grammar. Each takes one or two kilobytes, and hostile
 /// expressions reach new states with every token. The largest schemas in use have a few thousand.
-const STATES_MAX: usize = 50_000;
+const MAX_STATES: usize = 50_000;
 
 /// The format that an answer must have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -97,7 +97,7 @@ pub enum GrammarError {
     Grammar(String),
     /// The constraint is too large.
     #[error(
-        "the grammar or schema is too large: {0} bytes, at most {CONSTRAINT_BYTES_MAX} are allowed"
+        "the grammar or schema is too large: {0} bytes, at most {MAX_CONSTRAINT_BYTES} are allowed"
     )]
     TooLarge(usize),
     /// The vocabulary has no token that ends a text.
@@ -119,7 +119,7 @@ pub enum GrammarError {
     NoToken,
     /// The shortest answer of the constraint is longer than the limit for complete answers.
     #[error(
-        "the constraint's shortest answer has at least {tokens} tokens ({bytes} bytes), at most {BYTES_MAX} bytes are allowed: reduce const, minLength or minItems"
+        "the constraint's shortest answer has at least {tokens} tokens ({bytes} bytes), at most {MAX_BYTES} bytes are allowed: reduce const, minLength or minItems"
     )]
     TooLong {
         /// Bytes of the shortest answer.
@@ -129,7 +129,7 @@ pub enum GrammarError {
     },
     /// The end of a constraint that must be complete is not found.
     #[error(
-        "cannot guarantee a complete answer: a string needs more than {STRING_BYTES_MAX} bytes, or the constraint is too complex; simplify it, or require shorter strings (const, minLength, pattern)"
+        "cannot guarantee a complete answer: a string needs more than {MAX_STRING_BYTES} bytes, or the constraint is too complex; simplify it, or require shorter strings (const, minLength, pattern)"
     )]
     EndNotFound,
     /// Computing the next tokens takes more work than allowed.
@@ -184,8 +184,8 @@ impl GrammarCompiler {
         factory.quiet();
         // The text of a request must not appear in log messages.
         factory.limits_mut().verbose_errors = false;
-        factory.limits_mut().max_lexer_states = STATES_MAX;
-        factory.limits_mut().max_items_in_row = ITEMS_MAX;
+        factory.limits_mut().max_lexer_states = MAX_STATES;
+        factory.limits_mut().max_items_in_row = MAX_ITEMS;
         Ok(Self { factory, numbers: OnceLock::new() })
     }
 
@@ -228,7 +228,7 @@ impl GrammarCompiler {
         is_cancelled: &(dyn Fn() -> bool + Sync),
     ) -> Result<Grammar, GrammarError> {
         let bytes = constraint.bytes();
-        if bytes > CONSTRAINT_BYTES_MAX {
+        if bytes > MAX_CONSTRAINT_BYTES {
             return Err(GrammarError::TooLarge(bytes));
         }
         std::thread::scope(|scope| {

@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 
 /// Maximum number of states of a number's automaton. Searching this many takes some ten
 /// milliseconds.
-pub const STATES_MAX: u64 = 2_000;
+pub const MAX_STATES: u64 = 2_000;
 /// Maximum number of digits after the decimal point: powers of ten within 32 bits.
-const DIGITS_MAX: u32 = 9;
+const MAX_DIGITS: u32 = 9;
 /// Maximum number of multiples that may apply to one value.
-const COMBINED_MAX: usize = 64;
+const MAX_COMBINED: usize = 64;
 
 /// Keywords that do not restrict a value, beside `$ref` or a choice.
 const ANNOTATIONS: [&str; 10] = [
@@ -69,7 +69,7 @@ pub fn adjust_fraction(schema: &mut Map<String, Value>) {
 /// Parses a decimal number without an exponent.
 fn decimal(text: &str) -> Option<Multiple> {
     let (whole, fraction) = text.split_once('.')?;
-    let digits = u32::try_from(fraction.len()).ok().filter(|digits| *digits <= DIGITS_MAX)?;
+    let digits = u32::try_from(fraction.len()).ok().filter(|digits| *digits <= MAX_DIGITS)?;
     Some(Multiple::new(format!("{whole}{fraction}").parse().ok()?, digits))
 }
 
@@ -103,11 +103,11 @@ fn collect(value: &Value, multiples: &mut Vec<Multiple>) -> Result<(), String> {
 /// Reads a positive double as the library does: multiplies it by ten until it is an integer.
 fn read_like_library(mut value: f64) -> Option<Multiple> {
     let mut digits = 0;
-    while value.fract() != 0.0 && digits <= DIGITS_MAX {
+    while value.fract() != 0.0 && digits <= MAX_DIGITS {
         value *= 10.0;
         digits += 1;
     }
-    let is_read = digits <= DIGITS_MAX && (1.0..=f64::from(u32::MAX)).contains(&value);
+    let is_read = digits <= MAX_DIGITS && (1.0..=f64::from(u32::MAX)).contains(&value);
     is_read.then(|| Multiple::new(value as u64, digits))
 }
 
@@ -115,7 +115,7 @@ fn read_like_library(mut value: f64) -> Option<Multiple> {
 fn parse_number(number: &serde_json::Number, fractions: bool) -> Result<Multiple, String> {
     let refuse = |why: &str| {
         Err(format!(
-            "multipleOf {number} {why}: it must be above 0, with at most 9 digits and {STATES_MAX} states (the number without its factors of 2 and 5)"
+            "multipleOf {number} {why}: it must be above 0, with at most 9 digits and {MAX_STATES} states (the number without its factors of 2 and 5)"
         ))
     };
     let value = number.as_f64().unwrap_or(f64::NAN);
@@ -127,7 +127,7 @@ fn parse_number(number: &serde_json::Number, fractions: bool) -> Result<Multiple
     };
     match read.fits_u32() {
         false => refuse("has too many digits"),
-        true if read.states(fractions) > STATES_MAX => refuse("is too complex"),
+        true if read.states(fractions) > MAX_STATES => refuse("is too complex"),
         true => Ok(read),
     }
 }
@@ -228,11 +228,11 @@ fn check_common_multiple(numbers: &[Multiple]) -> Result<(), String> {
     let refuse = || {
         let listed: Vec<String> = numbers.iter().take(8).map(ToString::to_string).collect();
         Err(format!(
-            "multipleOf of {} apply to one number, and their common multiple is too large (at most {STATES_MAX} states and 32 bits): use one multipleOf per number, without allOf",
+            "multipleOf of {} apply to one number, and their common multiple is too large (at most {MAX_STATES} states and 32 bits): use one multipleOf per number, without allOf",
             listed.join(", ")
         ))
     };
-    if numbers.len() > COMBINED_MAX {
+    if numbers.len() > MAX_COMBINED {
         return refuse();
     }
     let mut all: Option<Multiple> = None;
@@ -243,7 +243,7 @@ fn check_common_multiple(numbers: &[Multiple]) -> Result<(), String> {
             None => Some(one),
         });
         match next {
-            Some(next) if next.states(false) <= STATES_MAX => all = Some(next),
+            Some(next) if next.states(false) <= MAX_STATES => all = Some(next),
             _ => return refuse(),
         }
     }

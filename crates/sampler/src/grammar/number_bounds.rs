@@ -9,13 +9,13 @@
 use serde_json::{Map, Value};
 
 /// Largest double within 64-bit integers. The bounds of countable numbers are ± this value.
-const COUNTABLE_MAX: i64 = 9_223_372_036_854_774_784;
+const MAX_COUNTABLE: i64 = 9_223_372_036_854_774_784;
 /// Magnitude from which the library needs an opposite bound: it cannot count up without an end.
 const UNBOUNDED_FROM: f64 = 1e18;
 /// Least fraction. The library's expressions for a smaller bound become too deep.
 const FRACTION_MIN: f64 = 1e-30;
 /// Largest integer up to which doubles represent every integer.
-const EXACT_INTEGER_MAX: u64 = 1 << 53;
+const MAX_EXACT_INTEGER: u64 = 1 << 53;
 
 const LOWER_BOUNDS: [&str; 2] = ["minimum", "exclusiveMinimum"];
 const UPPER_BOUNDS: [&str; 2] = ["maximum", "exclusiveMaximum"];
@@ -40,16 +40,16 @@ pub fn limit_bounds(schema: &mut Map<String, Value>, place: &str) -> Result<(), 
             }
             schema.insert(keyword.into(), Value::from(-side * FRACTION_MIN));
         }
-        if out < -(COUNTABLE_MAX as f64) {
+        if out < -(MAX_COUNTABLE as f64) {
             let given = &schema[keyword];
             return Err(format!(
-                "{keyword} {given} at {place} is out of range: bounds between -{COUNTABLE_MAX} and {COUNTABLE_MAX} can be enforced"
+                "{keyword} {given} at {place} is out of range: bounds between -{MAX_COUNTABLE} and {MAX_COUNTABLE} can be enforced"
             ));
         }
         if out >= f64::MAX {
             schema.remove(keyword);
-        } else if out > COUNTABLE_MAX as f64 && !(integer && side > 0.0) {
-            schema.insert(keyword.into(), Value::from(side as i64 * COUNTABLE_MAX));
+        } else if out > MAX_COUNTABLE as f64 && !(integer && side > 0.0) {
+            schema.insert(keyword.into(), Value::from(side as i64 * MAX_COUNTABLE));
         }
     }
     for (own, [plain, exclusive], side) in
@@ -59,7 +59,7 @@ pub fn limit_bounds(schema: &mut Map<String, Value>, place: &str) -> Result<(), 
         let is_far =
             own.iter().filter_map(|k| bound(k)).any(|bound| bound * side >= UNBOUNDED_FROM);
         if is_far && bound(plain).is_none() && bound(exclusive).is_none() {
-            schema.insert(plain.into(), Value::from(side as i64 * COUNTABLE_MAX));
+            schema.insert(plain.into(), Value::from(side as i64 * MAX_COUNTABLE));
         }
     }
     Ok(())
@@ -74,7 +74,7 @@ pub fn check_values(schema: &Map<String, Value>, place: &str) -> Result<(), Stri
     for keyword in ["const", "enum"] {
         if let Some(number) = schema.get(keyword).and_then(inexact_integer) {
             return Err(format!(
-                "{keyword} at {place} has {number}, which exceeds {EXACT_INTEGER_MAX}: use a string, or minimum and maximum"
+                "{keyword} at {place} has {number}, which exceeds {MAX_EXACT_INTEGER}: use a string, or minimum and maximum"
             ));
         }
     }
@@ -85,7 +85,7 @@ fn inexact_integer(value: &Value) -> Option<&Value> {
     match value {
         Value::Number(number) if number.is_i64() || number.is_u64() => {
             let size = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
-            (size? > EXACT_INTEGER_MAX).then_some(value)
+            (size? > MAX_EXACT_INTEGER).then_some(value)
         }
         Value::Array(list) => list.iter().find_map(inexact_integer),
         Value::Object(map) => map.values().find_map(inexact_integer),

@@ -192,7 +192,7 @@ fn invalid_expressions_and_grammars_are_refused() {
         Constraint::Lark("start: start".into()),
         Constraint::Gbnf("root ::= root".into()),
         Constraint::Gbnf(String::new()),
-        Constraint::Gbnf("x".repeat(CONSTRAINT_BYTES_MAX + 1)),
+        Constraint::Gbnf("x".repeat(MAX_CONSTRAINT_BYTES + 1)),
     ];
     for constraint in refused {
         let refused = compile(&constraint);
@@ -308,7 +308,7 @@ fn a_required_text_without_tokens_is_reported_at_its_position() {
 fn a_grammar_with_endlessly_many_states_fails_within_bounded_memory() {
     let mut grammar = compile(&Constraint::Regex(".*(a|e).{20}zz".into())).unwrap();
     let mut bits = 88_172_645_463_325_252_u64;
-    let refused = (0..2 * STATES_MAX).find_map(|_| {
+    let refused = (0..2 * MAX_STATES).find_map(|_| {
         bits ^= bits << 13;
         bits ^= bits >> 7;
         bits ^= bits << 17;

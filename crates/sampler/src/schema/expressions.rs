@@ -4,7 +4,7 @@ use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Hir, HirKind, Look};
 
 /// Maximum nesting depth of an expression.
-const NEST_MAX: u32 = 200;
+const MAX_NEST: u32 = 200;
 
 /// Whether some text may match a pattern, considering its anchors: `$^a` matches none. Returns
 /// `true` for patterns that cannot be parsed.
@@ -19,7 +19,7 @@ pub(super) fn states(pattern: &str) -> Option<usize> {
 }
 
 fn parse(pattern: &str) -> Option<Hir> {
-    ParserBuilder::new().nest_limit(NEST_MAX).build().parse(pattern).ok()
+    ParserBuilder::new().nest_limit(MAX_NEST).build().parse(pattern).ok()
 }
 
 fn size(expression: &Hir) -> usize {

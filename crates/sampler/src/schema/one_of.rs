@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::keywords::{NAMED_SCHEMAS, SAME_VALUE_SCHEMAS, SCHEMA_LISTS, SINGLE_SCHEMA};
-use crate::constraint_size::CONSTRAINT_BYTES_MAX;
+use crate::constraint_size::MAX_CONSTRAINT_BYTES;
 
 type Object = serde_json::Map<String, Value>;
 
@@ -18,7 +18,7 @@ const MAX_REFERENCES: usize = 32;
 /// clients.
 const MAX_COMPARED: usize = 1_000_000;
 /// Maximum number of schemas visited. A constraint has room for fewer.
-const MAX_SCHEMAS: usize = CONSTRAINT_BYTES_MAX / 3;
+const MAX_SCHEMAS: usize = MAX_CONSTRAINT_BYTES / 3;
 /// Types of a JSON value.
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 

@@ -18,14 +18,14 @@ use super::formats::format_pattern;
 const QUANTIFIER_CHARS: usize = 24;
 
 /// Maximum number of backtracking steps of one search.
-const BACKTRACK_MAX: usize = 20_000;
+const MAX_BACKTRACK: usize = 20_000;
 /// Maximum number of bytes of a compiled expression.
-const COMPILED_MAX: usize = 1 << 20;
+const MAX_COMPILED: usize = 1 << 20;
 /// Bytes of text and automaton states that count as one step of a check.
 const TEXT_BYTES_A_STEP: usize = 16;
 const STATES_A_STEP: usize = 128;
 /// Steps that a backtracking search, and compiling an expression, count as.
-const BACKTRACKING_STEPS: usize = BACKTRACK_MAX / 100;
+const BACKTRACKING_STEPS: usize = MAX_BACKTRACK / 100;
 const COMPILING_STEPS: usize = 64;
 /// Work budget for deciding whether an expression matches any text.
 const SEARCH_FUEL: u64 = 10_000;
@@ -76,7 +76,7 @@ fn has_text(pattern: &str, (min, max): (u64, Option<u64>)) -> bool {
 fn compile(pattern: &str) -> Option<Regex> {
     let pattern = translate(pattern, true);
     let mut builder = RegexBuilder::new(&pattern);
-    builder.backtrack_limit(BACKTRACK_MAX).delegate_size_limit(COMPILED_MAX).build().ok()
+    builder.backtrack_limit(MAX_BACKTRACK).delegate_size_limit(MAX_COMPILED).build().ok()
 }
 
 /// Cache of compiled expressions. `None` for invalid expressions.

@@ -10,8 +10,8 @@ use crate::api::generation_request::GenerationRequest;
 use crate::app::{AcquiredModel, App, key};
 use crate::canonical::{ApiError, GenerateTask, Input};
 use crate::http::Client;
+use crate::model_scheduler::{LoadOptions, ModelKey};
 use crate::models::names::Name;
-use crate::scheduler::{LoadOptions, ModelKey};
 
 /// Action that a checked request asks for.
 pub(crate) enum CheckedRequest {

@@ -24,7 +24,7 @@ use crate::app::{App, RunningTask};
 use crate::canonical::ApiError;
 use crate::http::body_budget::RequestReservation;
 use crate::http::stream;
-use crate::scheduler::{ModelKey, Phase};
+use crate::model_scheduler::{ModelKey, Phase};
 use crate::util::lock::lock;
 
 /// Time to wait for the first piece before the stream begins, and interval of progress messages. A

@@ -13,10 +13,10 @@ use crate::canonical::{ApiError, Event, GenerateTask, Task};
 use crate::http::body_budget::{BodyReservation, take_reservation};
 use crate::http::{Client, current_via};
 use crate::metrics::ModelMetrics;
+use crate::model_scheduler::LoadOptions;
 use crate::models::manager::{AcquireRequest, Lease, ModelListing};
 use crate::remote::Upstream;
 use crate::runner::protocol::LoadSpec;
-use crate::scheduler::LoadOptions;
 
 /// Executor of a model's tasks.
 enum ModelBackend {

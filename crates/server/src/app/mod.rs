@@ -26,6 +26,7 @@ use crate::canonical::ApiError;
 use crate::config::Config;
 use crate::file_worker::FileWorker;
 use crate::metrics::ServerMetrics;
+use crate::model_scheduler::Limits;
 use crate::models::blob_access::UploadedBlobs;
 use crate::models::manager::{ModelManager, RunnerTimeouts};
 use crate::models::memory_plans::MemoryPlans;
@@ -33,7 +34,6 @@ use crate::models::names::Name;
 use crate::models::{cleanup, memory, registry_client_settings};
 use crate::remote::Remotes;
 use crate::runner::launch::Launcher;
-use crate::scheduler::Limits;
 use crate::util::shutdown::ShutdownSignal;
 
 /// State shared by all routes. Cheap to clone.

@@ -7,10 +7,10 @@ use puna_store::{Model, Weights};
 use super::{App, weights};
 use crate::canonical::{ApiError, RunOptions};
 use crate::http::record_ignored_field;
+use crate::model_scheduler::LoadOptions;
 use crate::models::names::Name;
 use crate::options::speculate::{DraftModelSpec, SpeculateSetting};
 use crate::options::{self, RequestOptions};
-use crate::scheduler::LoadOptions;
 
 /// Default context, in tokens, of a model without a training context in its metadata.
 const DEFAULT_CONTEXT: u32 = 4096;

@@ -6,7 +6,7 @@ use puna_api::ollama::ModelDetails;
 use puna_store::{Details, Model, StoreError, Weights};
 
 use crate::canonical::ApiError;
-use crate::scheduler::ModelKey;
+use crate::model_scheduler::ModelKey;
 
 /// The file of a model's weights. `None` for the embedded model and for remote models.
 pub(crate) fn weights(model: &Model) -> Option<PathBuf> {

@@ -33,17 +33,17 @@ struct LoadedKeys {
     modified: Option<SystemTime>,
     checked_at: Instant,
     /// Modification time of the file with the last logged error.
-    reported: Option<Option<SystemTime>>,
+    last_error_modified: Option<Option<SystemTime>>,
 }
 
 /// Result of a successful authorization.
 #[derive(Debug, Default)]
-pub(crate) struct Authorized {
+pub(crate) struct Authorization {
     /// Counts the request as running for its key until the response is sent.
     pub permit: Option<RequestPermit>,
     /// Client number of the key.
     pub client: Option<u64>,
-    /// The key as an owner.
+    /// Identity of the key; `None` without keys.
     pub identity: Option<ClientIdentity>,
     /// What the caller may do with models.
     pub caller: Caller,
@@ -70,7 +70,7 @@ impl Authorizer {
             modified: modified(path),
             keys: Arc::new(KeyFile::read(path)?),
             checked_at: Instant::now(),
-            reported: None,
+            last_error_modified: None,
         };
         Ok(Self { path: path.to_owned(), loaded: Mutex::new(loaded), usage: KeyUsage::default() })
     }
@@ -80,8 +80,8 @@ impl Authorizer {
         !self.keys().keys.is_empty()
     }
 
-    /// Authorizes a request for the access that its route requires. `local` says that it comes from
-    /// this machine and is meant for it.
+    /// Authorizes a request. `local` states that the peer is a loopback address and `Host` names
+    /// this machine.
     ///
     /// # Errors
     /// Why the access is denied.
@@ -90,14 +90,14 @@ impl Authorizer {
         requirement: RouteRequirement,
         headers: &HeaderMap,
         local: bool,
-    ) -> Result<Authorized, AccessDenied> {
+    ) -> Result<Authorization, AccessDenied> {
         let keys = self.keys();
         let RouteRequirement::Requires(scope, models) = requirement else {
-            return Ok(Authorized::default());
+            return Ok(Authorization::default());
         };
         if keys.keys.is_empty() {
             return match scope == Scope::Inference || local {
-                true => Ok(Authorized { may_administer: local, ..Authorized::default() }),
+                true => Ok(Authorization { may_administer: local, ..Authorization::default() }),
                 false => Err(denied(403, LOCAL_ONLY_ERROR)),
             };
         }
@@ -126,10 +126,10 @@ impl Authorizer {
         }
         let permit = self.usage.begin(key, None, Instant::now());
         let permit = permit.map_err(|limit| {
-            let RateLimit { message: said, retry_after } = limit_error(key, &limit);
-            AccessDenied { retry_after: Some(retry_after), ..denied(429, said) }
+            let RateLimit { message, retry_after } = limit_error(key, &limit);
+            AccessDenied { retry_after: Some(retry_after), ..denied(429, message) }
         })?;
-        Ok(Authorized {
+        Ok(Authorization {
             permit: Some(permit),
             client: client_id(key),
             identity: Some(ClientIdentity::of_key(key)),
@@ -138,19 +138,19 @@ impl Authorizer {
         })
     }
 
-    /// Starts a request to the mirror for a key. A key that was removed in between has nothing to
-    /// count.
+    /// Starts a request to the mirror for a key. Returns `None` if the key was removed since its
+    /// authentication.
     ///
     /// # Errors
     /// The limit of the key that is exceeded.
     pub(crate) fn begin(
         &self,
         name: &str,
-        part_of: Option<&str>,
+        transfer_id: Option<&str>,
     ) -> Result<Option<RequestPermit>, RateLimit> {
         let keys = self.keys();
         let Some(key) = keys.keys.iter().find(|key| key.name == name) else { return Ok(None) };
-        let permit = self.usage.begin(key, part_of, Instant::now());
+        let permit = self.usage.begin(key, transfer_id, Instant::now());
         permit.map(Some).map_err(|limit| limit_error(key, &limit))
     }
 
@@ -191,11 +191,11 @@ impl LoadedKeys {
                     tracing::warn!(path = %path.display(), "requests {now_required} need an API key");
                 }
                 warn_of_readers(path);
-                (self.keys, self.modified, self.reported) = (Arc::new(keys), now, None);
+                (self.keys, self.modified, self.last_error_modified) = (Arc::new(keys), now, None);
             }
-            Err(error) if self.reported != Some(now) => {
+            Err(error) if self.last_error_modified != Some(now) => {
                 tracing::error!(path = %path.display(), error, "cannot read the key file; keys unchanged");
-                self.reported = Some(now);
+                self.last_error_modified = Some(now);
             }
             Err(_) => {}
         }
@@ -249,6 +249,6 @@ fn limit_error(key: &Key, limit: &LimitExceeded) -> RateLimit {
         LimitExceeded::Concurrent(max) => (format!("{max} concurrent requests"), 1),
         LimitExceeded::Rate(max, wait) => (format!("{max} a minute"), *wait),
     };
-    let said = format!("too many requests with the API key {name:?}: {max} are allowed");
-    RateLimit { message: said, retry_after }
+    let message = format!("too many requests with the API key {name:?}: {max} are allowed");
+    RateLimit { message, retry_after }
 }

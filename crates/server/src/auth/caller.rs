@@ -38,11 +38,11 @@ pub(crate) enum ModelAccess {
     /// Nothing.
     Nothing,
     /// Uses the model that the request names.
-    Uses,
+    Use,
     /// Lists models; others than the caller may use are left out.
-    Lists,
+    List,
     /// Changes the model that the request names.
-    Changes,
+    Change,
     /// Acts on the whole server.
     Server,
 }
@@ -65,8 +65,8 @@ impl Caller {
         CALLER.try_with(Clone::clone).unwrap_or_default()
     }
 
-    /// Awaits the response to a request of this caller.
-    pub(crate) async fn scope<T>(self, answer: impl Future<Output = T>) -> T {
+    /// Awaits `answer` with this caller as the current one.
+    pub(crate) async fn run_as<T>(self, answer: impl Future<Output = T>) -> T {
         CALLER.scope(self, answer).await
     }
 
@@ -80,8 +80,9 @@ impl Caller {
         !self.namespaces.is_empty()
     }
 
-    /// Whether the caller may do this with a model, whether or not the model exists: with the
-    /// models of its namespaces everything, and use the models that belong to the server.
+    /// Whether the caller may do this with a model. Callers may change models of their namespaces,
+    /// and use these and models without a namespace. The result does not reveal whether the model
+    /// exists.
     pub(crate) fn may(&self, action: Action, model: &ModelName) -> bool {
         let namespace = match model.host().eq_ignore_ascii_case(DEFAULT_HOST) {
             true => model.namespace().to_owned(),

@@ -74,7 +74,8 @@ pub struct Key {
     /// Group whose keys share cached prefixes if the server's `prefix_sharing` is `group`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Mirror namespaces that the key may use: `name` or `name*`; empty allows all.
+    /// Namespaces of models that the key may use, in all APIs and at `/v2`: `name` or `name*`;
+    /// empty allows all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<String>,
 }

@@ -1,8 +1,8 @@
-//! Owners of what the server reuses from earlier requests: cached prefixes and stored responses.
+//! Owner ids of stored responses and namespaces of cached prefixes: HMACs of the API key, or of the
+//! address without keys, with a secret of the server.
 //!
-//! An owner is the API key of a request. Without keys it is the address of the client, where all
-//! addresses of this machine are one. Owners are hashed with a secret file beside the key file, so
-//! that nobody who sees an owner can compute it for another key or address.
+//! All addresses of this machine are one. The secret is a file beside the key file, so that ids
+//! outlive a restart and cannot be computed for another key or address.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -46,7 +46,7 @@ pub(crate) struct Owners {
 
 impl Owners {
     /// Reads the secret beside the key file, or creates it. Without a writable folder it is random
-    /// until the server stops, which costs the caches that outlive the server.
+    /// until the server stops; a later server does not find stored responses of earlier ones.
     pub(crate) fn open(key_file: &Path, sharing: PrefixSharing) -> Self {
         let path = key_file.with_file_name(SECRET_FILE);
         let bytes = match key_file.as_os_str().is_empty() {

@@ -100,19 +100,19 @@ pub enum LimitExceeded {
 pub struct RequestPermit {
     usage: KeyUsage,
     name: String,
-    part_of: Option<String>,
+    transfer_id: Option<String>,
 }
 
 impl KeyUsage {
-    /// Starts a request at time `now`. [`PARTS_PER_REQUEST`] requests with the same `part_of` count
-    /// as one.
+    /// Starts a request at time `now`. [`PARTS_PER_REQUEST`] requests with the same `transfer_id`
+    /// count as one.
     ///
     /// # Errors
     /// The limit that is exceeded.
     pub fn begin(
         &self,
         key: &Key,
-        part_of: Option<&str>,
+        transfer_id: Option<&str>,
         now: Instant,
     ) -> Result<RequestPermit, LimitExceeded> {
         let mut all = lock(&self.0);
@@ -124,9 +124,9 @@ impl KeyUsage {
             last_seen: now,
         };
         let counts = all.entry(key.name.clone()).or_insert_with(new);
-        let part_of =
-            part_of.filter(|of| counts.transfers.contains_key(*of) || counts.can_add_transfer(now));
-        let transfer = part_of.and_then(|of| counts.transfers.get(of));
+        let transfer_id = transfer_id
+            .filter(|of| counts.transfers.contains_key(*of) || counts.can_add_transfer(now));
+        let transfer = transfer_id.and_then(|of| counts.transfers.get(of));
         let (running, free_parts) =
             transfer.map_or((0, 0), |transfer| (transfer.running, transfer.free_parts));
         if let Some(max) = key.concurrent
@@ -138,7 +138,7 @@ impl KeyUsage {
         if let Some(rate) = rate.filter(|_| free_parts == 0) {
             counts.take_token(rate, now)?;
         }
-        match part_of {
+        match transfer_id {
             None => counts.running += 1,
             Some(of) => {
                 let free_parts =
@@ -152,7 +152,7 @@ impl KeyUsage {
         Ok(RequestPermit {
             usage: self.clone(),
             name: key.name.clone(),
-            part_of: part_of.map(str::to_owned),
+            transfer_id: transfer_id.map(str::to_owned),
         })
     }
 }
@@ -168,7 +168,7 @@ impl Drop for RequestPermit {
     fn drop(&mut self) {
         let mut all = lock(&self.usage.0);
         let Some(counts) = all.get_mut(&self.name) else { return };
-        match &self.part_of {
+        match &self.transfer_id {
             None => counts.running = counts.running.saturating_sub(1),
             Some(of) => {
                 if let Some(transfer) = counts.transfers.get_mut(of) {

@@ -659,7 +659,7 @@ fn the_packaged_units_leave_settings_to_the_file() {
 }
 
 #[test]
-fn the_packaged_unit_of_the_server_lets_runners_close_their_sandbox() {
+fn the_packaged_unit_of_the_server_lets_runners_enter_their_sandbox() {
     let unit = include_str!("../../../../packaging/puna.service");
     let lists: Vec<_> =
         unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).collect();

@@ -106,7 +106,7 @@ fn printable(text: &str) -> String {
 
 fn log_sandbox(pid: u32, report: &SandboxReport) {
     if report.missing.is_empty() {
-        tracing::debug!(pid, sandbox = %report, "file worker closed its sandbox");
+        tracing::debug!(pid, sandbox = %report, "file worker entered its sandbox");
     } else {
         let missing = report.missing.join(", ");
         tracing::warn!(pid, sandbox = %report, missing, "file worker has an incomplete sandbox");

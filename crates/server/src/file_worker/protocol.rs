@@ -71,7 +71,7 @@ impl WorkerTask {
 /// Message from a worker to its parent.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum WorkerMessage {
-    /// The worker has closed its sandbox and has read no file yet.
+    /// The worker has entered its sandbox and has read no file yet.
     Sandboxed(SandboxReport),
     /// Progress of the task.
     Progress(Progress),

@@ -1,4 +1,4 @@
-//! The worker's side: reads its task, closes the sandbox, and sends the result.
+//! The worker's side: reads its task, enters the sandbox, and sends the result.
 
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::AsFd;
@@ -41,7 +41,7 @@ pub fn main() -> io::Result<()> {
     channel.send(&result)
 }
 
-/// Reads a task and closes the sandbox as [`main`] does, then calls `attempt` instead of running
+/// Reads a task and enters the sandbox as [`main`] does, then calls `attempt` instead of running
 /// the task. For tests that try to escape.
 ///
 /// # Errors
@@ -54,7 +54,7 @@ pub fn attempt_in_sandbox(attempt: impl FnOnce(&SandboxReport)) -> io::Result<()
     Ok(())
 }
 
-/// A task in a closed sandbox.
+/// A task in the sandbox.
 struct SandboxedTask {
     task: WorkerTask,
     sandbox: Sandbox,

@@ -13,9 +13,9 @@ const UNENFORCED: &str = "x-puna-schema-unenforced";
 /// Header with the keywords that the finished answer violates.
 const VIOLATIONS: &str = "x-puna-schema-violations";
 /// Maximum keywords per header.
-const NAMES_MAX: usize = 32;
+const MAX_NAMES: usize = 32;
 /// Maximum characters per keyword.
-const NAME_MAX: usize = 200;
+const MAX_NAME: usize = 200;
 
 tokio::task_local! {
     static REPORT: SchemaReport;
@@ -43,7 +43,7 @@ pub(crate) fn record_schema_violations(keywords: Vec<String>) {
 
 fn add(names: &mut Vec<String>, more: Vec<String>) {
     for name in more {
-        if names.len() < NAMES_MAX && !names.contains(&name) {
+        if names.len() < MAX_NAMES && !names.contains(&name) {
             names.push(name);
         }
     }
@@ -60,7 +60,7 @@ impl SchemaReport {
         let report = lock(&self.0);
         for (name, keywords) in [(UNENFORCED, &report.unenforced), (VIOLATIONS, &report.violations)]
         {
-            if let Some(value) = list_value(keywords, NAME_MAX) {
+            if let Some(value) = list_value(keywords, MAX_NAME) {
                 headers.insert(name, value);
             }
         }

@@ -18,7 +18,7 @@ use axum::http::{Method, StatusCode};
 use puna_mirror::{SharedTable, TableLimit};
 
 use crate::canonical::{ApiError, EmbedResult, Event, GenerationSummary, RerankScores};
-use crate::scheduler::UnloadReason;
+use crate::model_scheduler::UnloadReason;
 use crate::util::lock::lock;
 
 /// Description of the metrics of models.

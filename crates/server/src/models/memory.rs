@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::scheduler::Memory;
+use crate::model_scheduler::Memory;
 
 /// The machine's memory, limited by control groups. Values are `u64::MAX` where nothing can be
 /// read.

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use puna_mirror::{SharedTable, TableLimit};
 use puna_store::Digest;
 
+use crate::model_scheduler::{LoadOptions, Memory, MemoryNeed, ModelKey, Phase, planned_context};
 use crate::models::manager::ResidentModel;
 use crate::remote::Description;
 use crate::runner::launch::Launcher;
 use crate::runner::protocol::LoadSpec;
-use crate::scheduler::{LoadOptions, Memory, MemoryNeed, ModelKey, Phase, planned_context};
 use crate::util::lock::lock;
 
 /// Maximum number of models with a stored plan.

@@ -10,9 +10,9 @@ use puna_api::ollama::Think;
 use serde_json::{Map, Value};
 
 use crate::canonical::{ApiError, RunOptions};
+use crate::model_scheduler::LoadOptions;
 use crate::options::diffusion::Algorithm;
 use crate::options::speculate::{SpeculateSetting, SpeculationMode};
-use crate::scheduler::LoadOptions;
 
 /// Minimum context in tokens.
 const MIN_CONTEXT: u32 = 4;

@@ -18,7 +18,7 @@ use crate::canonical::{
     ApiError, CallOutcome, EmbedResult, EmbedTask, EmbedText, Event, FinishReason, GenerateTask,
     GenerationSummary, Input, Overflow, Piece, Prompt, RunOptions,
 };
-use crate::runner::protocol::CALLS_MAX;
+use crate::runner::protocol::MAX_CALLS;
 use crate::util::random_ids;
 
 /// Returns path and body of the request for a generation.
@@ -146,10 +146,10 @@ pub(super) async fn read(
             }
             call.function.index = calls;
             calls += 1;
-            if calls > CALLS_MAX as i64 {
+            if calls > MAX_CALLS as i64 {
                 return Err(ApiError::new(
                     502,
-                    format!("the remote server sent more than {CALLS_MAX} tool calls"),
+                    format!("the remote server sent more than {MAX_CALLS} tool calls"),
                 ));
             }
             let (index, outcome) =

@@ -9,9 +9,9 @@ use crate::app::App;
 use crate::metrics::families;
 use crate::metrics::prometheus::{self, MetricsText};
 use crate::metrics::{Counter, Histogram, ModelMetrics, Outcome, ServerMetrics};
+use crate::model_scheduler::UnloadReason;
 use crate::models::manager::{RunnerTotals, RunnersSnapshot};
 use crate::runner::protocol::Heartbeat;
-use crate::scheduler::UnloadReason;
 use crate::version::VERSION;
 
 pub(super) async fn metrics(State(app): State<App>) -> Response {

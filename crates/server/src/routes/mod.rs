@@ -33,13 +33,12 @@ pub(crate) fn all() -> Vec<Route> {
     // Routes for every key that concern no model, use the model of the request, or list models.
     const ANY: RouteRequirement =
         RouteRequirement::Requires(Scope::Inference, ModelAccess::Nothing);
-    const USE: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::Uses);
-    const LIST: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::Lists);
+    const USE: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::Use);
+    const LIST: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::List);
     // Routes that change models: uploads for them, the model of the request, all models.
     const UPLOAD: RouteRequirement =
         RouteRequirement::Requires(Scope::Models, ModelAccess::Nothing);
-    const CHANGE: RouteRequirement =
-        RouteRequirement::Requires(Scope::Models, ModelAccess::Changes);
+    const CHANGE: RouteRequirement = RouteRequirement::Requires(Scope::Models, ModelAccess::Change);
     const CHANGE_ALL: RouteRequirement =
         RouteRequirement::Requires(Scope::Models, ModelAccess::Server);
     const ADMIN: RouteRequirement = RouteRequirement::Requires(Scope::Admin, ModelAccess::Server);

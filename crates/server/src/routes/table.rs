@@ -176,9 +176,8 @@ mod tests {
     use crate::auth::Scope;
     use crate::auth::caller::ModelAccess;
 
-    const USE: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::Uses);
-    const CHANGE: RouteRequirement =
-        RouteRequirement::Requires(Scope::Models, ModelAccess::Changes);
+    const USE: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::Use);
+    const CHANGE: RouteRequirement = RouteRequirement::Requires(Scope::Models, ModelAccess::Change);
 
     fn resolve(method: &str, path: &str) -> RouteMatch {
         let entry = |requirement, path, methods| RouteEntry {

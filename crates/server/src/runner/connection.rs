@@ -17,14 +17,14 @@ use tokio::time::timeout;
 
 use super::launch::RunnerProcess;
 use super::protocol::{
-    CALLS_MAX, Counts, Heartbeat, INITIAL_EVENT_CREDIT, LoadReport, LoadSpec, MemoryParts,
+    Counts, Heartbeat, INITIAL_EVENT_CREDIT, LoadReport, LoadSpec, MAX_CALLS, MemoryParts,
     RunnerRequest, RunnerResponse, VERSION, encode_message, read_async,
 };
 use super::sandbox::SandboxReport;
 use super::text_limits::check_task_bytes;
 use crate::canonical::{ApiError, Event, GenerationSummary, Task};
 use crate::http::body_budget::BodyReservation;
-use crate::scheduler::RunnerExit;
+use crate::model_scheduler::RunnerExit;
 use crate::util::bounded_channel::{self, Receiver, SendPermit, Sender};
 use crate::util::lock::lock;
 
@@ -87,7 +87,7 @@ struct Shared {
     next_task: AtomicU64,
     /// Maximum bytes of a text in a task, once the model is loaded.
     max_text_bytes: AtomicUsize,
-    /// Sandbox of the runner, once it has closed it.
+    /// Sandbox of the runner, once it has entered it.
     sandbox: Mutex<Option<SandboxReport>>,
     /// Notified of every heartbeat.
     heartbeat_received: Notify,
@@ -215,7 +215,7 @@ impl RunnerConnection {
 
     /// Submits a task of a client, and holds its memory reservation until the runner has taken it.
     /// Dropping the returned events cancels the task.
-    pub(crate) async fn submit_holding(
+    pub(crate) async fn submit_with_reservation(
         &self,
         client: u64,
         task: Task,
@@ -255,11 +255,11 @@ impl RunnerConnection {
         message: Result<OutgoingMessage, ApiError>,
         reservation: Option<Arc<BodyReservation>>,
     ) -> TaskEvents {
-        // The capacity exceeds the window, so that three things always fit. First, the events of
-        // the last token: a piece and the text held back before it, each in up to two parts.
+        // The capacity exceeds the event credit, so that three things always fit. First, the events
+        // of the last token: a piece and the text held back before it, each in up to two parts.
         // Second, calls that arrive all at once (start, arguments, end) with text between them.
         // Third, a final error.
-        let (sender, receiver) = mpsc::channel(INITIAL_EVENT_CREDIT as usize + 8 + 4 * CALLS_MAX);
+        let (sender, receiver) = mpsc::channel(INITIAL_EVENT_CREDIT as usize + 8 + 4 * MAX_CALLS);
         let mut tasks = lock(&self.0.tasks);
         match message.and_then(|message| tasks.ended.clone().map_or(Ok(message), Err)) {
             Err(failure) => drop(sender.try_send(Event::Error(failure))),
@@ -292,7 +292,7 @@ impl RunnerConnection {
             task.reservation = None;
             task.calls += usize::from(matches!(event, Event::CallStart { .. }));
             // More calls than a runner may send would nest too deeply in the answer.
-            task.calls <= CALLS_MAX && task.events.try_send(event).is_ok()
+            task.calls <= MAX_CALLS && task.events.try_send(event).is_ok()
         });
         if !sent {
             tracing::error!(task = id, "runner sent more events than allowed");
@@ -373,7 +373,7 @@ fn log_sandbox(pid: u32, report: &SandboxReport) {
         // The server warned at its start.
         tracing::debug!(pid, "runner has no sandbox");
     } else if report.missing.is_empty() {
-        tracing::info!(pid, sandbox = %report, "runner closed its sandbox");
+        tracing::info!(pid, sandbox = %report, "runner entered its sandbox");
     } else {
         let missing = report.missing.join(", ");
         tracing::warn!(pid, sandbox = %report, missing, "runner has an incomplete sandbox");
@@ -631,7 +631,8 @@ mod tests {
         let task = || Task::Detokenize(vec![12345; 2000]);
         let mut waiting = Vec::new();
         while let Ok(events) =
-            timeout(Duration::from_millis(50), connection.submit_holding(1, task(), None)).await
+            timeout(Duration::from_millis(50), connection.submit_with_reservation(1, task(), None))
+                .await
         {
             waiting.push(events);
             assert!(waiting.len() < 4 * SEND_QUEUE_CAPACITY, "there is no end to it");

@@ -5,7 +5,7 @@ mod schemas;
 
 use puna_api::ollama::{Tool, ToolChoice};
 use puna_prompt::{ArgumentsFormat, CallFormat, OutputParser, OutputPart, ValueKind};
-use puna_sampler::{CONSTRAINT_BYTES_MAX, Constraint, JsonSchema, lark_json};
+use puna_sampler::{Constraint, JsonSchema, MAX_CONSTRAINT_BYTES, lark_json};
 use serde_json::{Value, json};
 
 use crate::canonical::{ApiError, GenerateTask, Input};
@@ -76,8 +76,8 @@ fn parameters(tool: &Tool) -> Result<JsonSchema, String> {
     };
     // Check the size before the schema is processed.
     let bytes = schema.to_string().len();
-    if bytes > CONSTRAINT_BYTES_MAX {
-        return Err(format!("they have {bytes} bytes, at most {CONSTRAINT_BYTES_MAX} are allowed"));
+    if bytes > MAX_CONSTRAINT_BYTES {
+        return Err(format!("they have {bytes} bytes, at most {MAX_CONSTRAINT_BYTES} are allowed"));
     }
     let is_object = match &schema["type"] {
         Value::Null => true,

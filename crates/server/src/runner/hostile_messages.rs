@@ -19,7 +19,7 @@ use super::sandbox::Sandbox;
 use super::worker;
 use crate::api::EventSequencer;
 use crate::canonical::{Event, Task};
-use crate::scheduler::RunnerExit;
+use crate::model_scheduler::RunnerExit;
 
 /// Step timeout of the played runner, which ends long before.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -87,8 +87,9 @@ fn play_to_server(data: &[u8]) -> (RunnerExit, [Vec<Event>; 2]) {
             Some(STEP_TIMEOUT),
             Box::new(move |event| drop(to.send(event))),
         );
-        let submit =
-            |client| connection.submit_holding(client, Task::Detokenize(vec![client as u32]), None);
+        let submit = |client| {
+            connection.submit_with_reservation(client, Task::Detokenize(vec![client as u32]), None)
+        };
         let tasks = [submit(1).await, submit(2).await];
         let data = data.to_vec();
         // The server may stop reading at an invalid message.
@@ -127,10 +128,10 @@ mod tests {
 
     use super::*;
     use crate::canonical::{ApiError, CallOutcome, Piece};
+    use crate::model_scheduler::LoadOptions;
     use crate::runner::connection::MAX_REASON_CHARS;
-    use crate::runner::protocol::{CALLS_MAX, Heartbeat, LoadReport, VERSION};
+    use crate::runner::protocol::{Heartbeat, LoadReport, MAX_CALLS, VERSION};
     use crate::runner::sandbox::SandboxReport;
-    use crate::scheduler::LoadOptions;
 
     fn requests() -> Vec<RunnerRequest> {
         let spec = LoadSpec {
@@ -260,8 +261,8 @@ mod tests {
             encode_message(&RunnerResponse::Event(1, event)).unwrap()
         };
         let (_, [events, _]) =
-            play_to_server(&(0..CALLS_MAX + 1).flat_map(start).collect::<Vec<_>>());
+            play_to_server(&(0..MAX_CALLS + 1).flat_map(start).collect::<Vec<_>>());
         let calls = events.iter().filter(|event| matches!(event, Event::CallStart { .. })).count();
-        assert!(calls <= CALLS_MAX && matches!(events.last(), Some(Event::Error(_))), "{calls}");
+        assert!(calls <= MAX_CALLS && matches!(events.last(), Some(Event::Error(_))), "{calls}");
     }
 }

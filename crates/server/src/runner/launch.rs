@@ -22,7 +22,7 @@ use super::sandbox::SandboxMode;
 use super::sandbox::environment::runner_variables;
 use super::worker::catch_load_panic;
 use crate::file_worker::FileWorker;
-use crate::scheduler::RunnerExit;
+use crate::model_scheduler::RunnerExit;
 use crate::util::lock::lock;
 
 /// Maximum number of bytes kept of a line of a runner's log.

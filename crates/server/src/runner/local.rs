@@ -22,8 +22,8 @@ use super::runner_model::{
     RunnerModel, RunnerModelInfo,
 };
 use crate::canonical::TokenizeTask;
+use crate::model_scheduler::LoadOptions;
 use crate::options::speculate::DraftModelSpec;
-use crate::scheduler::LoadOptions;
 
 /// Prompt tokens of a step if the request does not set a number.
 const DEFAULT_BATCH_TOKENS: u32 = 512;

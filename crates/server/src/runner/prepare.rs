@@ -3,7 +3,7 @@
 use puna_api::ollama::{self, ToolChoice};
 use puna_engine::{AdapterScales, CacheNamespace, Request, Speculation};
 use puna_prompt::{CallFormat, OutputParser, OutputStage, ParserInput, Template};
-use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar, Params};
+use puna_sampler::{Grammar, MAX_CONSTRAINT_BYTES, Params};
 
 use super::answer_limits::AnswerLimits;
 use super::answer_sink::{AnswerSink, summary_without_tokens};
@@ -32,6 +32,9 @@ const DIFFUSION_THINK_BUDGET_ERROR: &str =
 
 /// Maximum number of log-probabilities of a prompt, including alternatives.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 20;
+
+/// Maximum length of an answer, in contexts. It equals the limit of Ollama.
+const MAX_ANSWER_CONTEXTS: u64 = 10;
 
 impl Preparer {
     /// Starts a task; its events go to `handle`.
@@ -64,7 +67,7 @@ impl Preparer {
             handle.send(Event::Rendered(text.prompt));
             return Ok(());
         }
-        self.check_least_tokens(&handle, &text, &task)?;
+        self.check_min_token_count(&handle, &text, &task)?;
         let tokens = self.truncate_tokens(self.prompt_tokens(&handle, &text, &task)?, &task)?;
         check_prompt_logprobs(&task, tokens.tokens.len())?;
         let num_ctx = self.context(task.options.num_ctx);
@@ -162,7 +165,7 @@ impl Preparer {
 
     /// Maximum number of tokens of an answer. A diffusion model has its own default length.
     fn max_tokens(&self, options: &RunOptions, num_ctx: u32) -> Option<usize> {
-        let max = 10 * u64::from(num_ctx);
+        let max = MAX_ANSWER_CONTEXTS * u64::from(num_ctx);
         let default_tokens = (!self.model.model_info().is_diffusion).then_some(max);
         let tokens = u64::try_from(options.num_predict).ok().or(default_tokens)?;
         Some(tokens.min(max) as usize)
@@ -202,40 +205,41 @@ impl Preparer {
     ) -> Result<Option<(Grammar, String)>, ApiError> {
         let (false, Some(template)) = (tools.is_empty(), &text.template) else { return Ok(None) };
         let model_info = self.model.model_info();
-        let parser = task.model.parser.as_deref().filter(|_| !text.is_request_template);
-        let form = CallFormat::probe(
+        let parser_name = task.model.parser.as_deref().filter(|_| !text.is_request_template);
+        let call_format = CallFormat::probe(
             template,
-            parser,
+            parser_name,
             template.think_tags().as_ref(),
             &model_info.end_texts,
         );
-        let form = form.ok_or_else(|| {
+        let call_format = call_format.ok_or_else(|| {
             ApiError::bad_request(
                 "tool_choice: calls in this model's format cannot be forced: use \"auto\"",
             )
         })?;
         let starts_in_answer =
             output_parser(task, text).is_some_and(|parser| parser.stage() != OutputStage::Thinking);
-        let form = if starts_in_answer {
-            form.without_reasoning_end(template.think_tags().as_ref())
+        let call_format = if starts_in_answer {
+            call_format.without_reasoning_end(template.think_tags().as_ref())
         } else {
-            form
+            call_format
         };
         // `check_names` parses the names after the text that starts the call.
-        forced::check_names(&form, tools, || {
+        forced::check_names(&call_format, tools, || {
             output_parser_after(task, text, if starts_in_answer { &text.prompt } else { "" })
         })?;
-        let constraint = forced::constraint(&form, tools, calls_max(task) > 1, tags)?;
-        let compile = |form: &_| self.model.grammar(form, true, handle.cancelled());
+        let constraint = forced::constraint(&call_format, tools, calls_max(task) > 1, tags)?;
+        let compile = |constraint: &_| self.model.grammar(constraint, true, handle.cancelled());
         let grammar = compile(&constraint).map_err(|error| {
-            let small = constraint.bytes() <= CONSTRAINT_BYTES_MAX;
+            let small = constraint.bytes() <= MAX_CONSTRAINT_BYTES;
             let candidates = if small { tools } else { &[] };
             // Each candidate takes as long as the whole, so a disconnected client ends the search.
-            let refused =
-                |form: &_| check_connected(handle).ok().and_then(|()| compile(form).err());
-            forced::rejected_tool_error(&form, candidates, &error, refused)
+            let refused = |constraint: &_| {
+                check_connected(handle).ok().and_then(|()| compile(constraint).err())
+            };
+            forced::rejected_tool_error(&call_format, candidates, &error, refused)
         })?;
-        Ok(Some((grammar, form.before)))
+        Ok(Some((grammar, call_format.before)))
     }
 
     /// Counts the tokens of a prompt without truncating it.

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use super::protocol::is_out_of_memory;
-use crate::scheduler::RunnerExit;
+use crate::model_scheduler::RunnerExit;
 
 /// Describes an exit by its status and the last line of the log.
 pub(crate) fn describe_exit(status: io::Result<ExitStatus>, last_line: &str) -> RunnerExit {

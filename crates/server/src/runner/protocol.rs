@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::canonical::{Event, Task};
+use crate::model_scheduler::LoadOptions;
 use crate::options::speculate::DraftCounts;
 use crate::runner::sandbox::SandboxReport;
-use crate::scheduler::LoadOptions;
 
 /// Version of the protocol. Both sides are the same program; the version detects a program file
 /// that was replaced while the server ran.
@@ -25,7 +25,7 @@ pub const INITIAL_EVENT_CREDIT: u32 = 64;
 
 /// Maximum number of tool calls in one answer; further calls are passed on as text. A model may
 /// emit all of them at once.
-pub(crate) const CALLS_MAX: usize = 1024;
+pub(crate) const MAX_CALLS: usize = 1024;
 
 /// Message from the server to a runner.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ pub enum RunnerResponse {
         /// [`VERSION`] of the runner.
         version: u32,
     },
-    /// The runner has closed its sandbox; it has read no file of a model yet.
+    /// The runner has entered its sandbox; it has read no file of a model yet.
     Sandboxed(SandboxReport),
     /// Memory that the model needs.
     Planned(MemoryParts),
@@ -280,7 +280,8 @@ fn decode_message<T: DeserializeOwned>(body: &[u8], length: usize) -> io::Result
     serde_json::from_slice(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// Whether a text reports a lack of memory. Processes that died and panics leave nothing but text.
+/// Whether a text reports a lack of memory. A crashed or panicked process gives its reason only as
+/// text.
 pub(crate) fn is_out_of_memory(text: &str) -> bool {
     let text = text.to_lowercase();
     let phrases = [

@@ -1,8 +1,8 @@
 //! Builds the query–document pairs that a reranker scores, in llama.cpp's layout.
 //!
-//! A file may contain a template for pairs. Without one, a pair consists of the token that begins a
-//! text, the query, the end token, a separator, the document and the end token. Each special token
-//! stands only if the file wants it around texts.
+//! A file may contain a template for pairs. Without one, a pair consists of BOS, the query, EOS,
+//! a separator, the document and EOS. Each special token is added only if the GGUF metadata enables
+//! it.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -49,7 +49,7 @@ impl Preparer {
             let pair = pairs
                 .build(document, &task)
                 .map_err(|reason| ApiError::bad_request(format!("document {i} {reason}")));
-            // An encoding that was cancelled made no pair.
+            // A cancelled encoding returns no pair.
             check_connected(&handle)?;
             let pair = pair?;
             summary.tokens += pair.tokens.len() as u64;

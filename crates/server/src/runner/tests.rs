@@ -73,7 +73,7 @@ async fn loaded_by(
         Some(STEP_TIMEOUT),
         Box::new(move |notice| drop(to.send(notice))),
     );
-    let options = crate::scheduler::LoadOptions { num_ctx, ..Default::default() };
+    let options = crate::model_scheduler::LoadOptions { num_ctx, ..Default::default() };
     let spec = LoadSpec {
         weights,
         adapters: Vec::new(),

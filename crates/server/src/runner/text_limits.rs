@@ -88,7 +88,7 @@ impl Preparer {
 
     /// Rejects a long prompt without tokenizing it, if it has more tokens than the context whatever
     /// they are, and the request does not allow to truncate it.
-    pub(super) fn check_least_tokens(
+    pub(super) fn check_min_token_count(
         &self,
         handle: &TaskHandle,
         text: &PromptText,
@@ -97,7 +97,7 @@ impl Preparer {
         let has_tokens = matches!(&task.input, Input::Prompt(Prompt { tokens: Some(_), .. }));
         let Some(token_bytes) = self.model.model_info().max_token_bytes else { return Ok(()) };
         let num_ctx = self.context(task.options.num_ctx) as usize;
-        let min = least_tokens(text, token_bytes);
+        let min = min_token_count(text, token_bytes);
         if has_tokens
             || text.prompt.len() <= MAX_COUNTED_BYTES
             || min < num_ctx
@@ -121,7 +121,7 @@ impl Preparer {
 }
 
 /// Least number of tokens of a prompt. The tokenizer may skip the text of the first token.
-fn least_tokens(text: &PromptText, token_bytes: usize) -> usize {
+fn min_token_count(text: &PromptText, token_bytes: usize) -> usize {
     let leading_bos = text.template.as_deref().map_or(0, |template| template.leading_bos().len());
     text.prompt.len().saturating_sub(leading_bos).div_ceil(token_bytes.max(1))
 }

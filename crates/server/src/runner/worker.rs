@@ -70,19 +70,19 @@ pub(crate) static RUNNER_TASKS: SharedTable = SharedTable {
 type PreparerTask = (TaskHandle, Task);
 
 /// Serves the server at the other end of a socket until the server closes it. Calls
-/// `close_sandbox` once, with the first model, before it starts a thread or reads a file.
+/// `enter_sandbox` once, with the first model, before it starts a thread or reads a file.
 ///
 /// # Errors
 /// The socket breaks, or a message does not follow the protocol.
 pub fn run(
     mut socket: UnixStream,
     loader: &dyn Loader,
-    close_sandbox: impl FnOnce(&LoadSpec) -> Sandbox,
+    enter_sandbox: impl FnOnce(&LoadSpec) -> Sandbox,
 ) -> io::Result<()> {
     write(&mut socket, &RunnerResponse::Hello { version: VERSION })?;
     let mut incoming = BufReader::new(socket.try_clone()?);
     let Some(first_spec) = read_first_spec(&mut incoming)? else { return Ok(()) };
-    let sandbox = close_sandbox(&first_spec);
+    let sandbox = enter_sandbox(&first_spec);
     write(&mut socket, &RunnerResponse::Sandboxed(sandbox.report.clone()))?;
     if let Some(message) = sandbox.refusal {
         return write(&mut socket, &RunnerResponse::Failed { message, out_of_memory: false });
@@ -283,8 +283,8 @@ fn send_heartbeats(model: &dyn RunnerModel, out: &Sender<RunnerResponse>, stoppe
     }
 }
 
-/// Starts threads that share a queue of tasks, of which `share` work for one client. They exit when
-/// the queue closes.
+/// Starts threads that share a queue of tasks, at most `share` of them for one client. They exit
+/// when the queue closes.
 fn spawn_preparers(
     name: &str,
     count: usize,

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::lock::lock;
-use crate::scheduler::fair_queue::ServiceCounts;
+use crate::model_scheduler::fair_queue::ServiceCounts;
 
 /// Queue of work, in order of arrival.
 pub(crate) struct FairWorkQueue<T> {

@@ -20,15 +20,15 @@ use super::rules::{END_OF_RULE, INFINITE_COST, Rules};
 
 /// Maximum number of items in a row; the same limit as the library's. An object has four items for
 /// each optional property.
-pub const ITEMS_MAX: usize = 10_000;
+pub const MAX_ITEMS: usize = 10_000;
 /// Maximum number of items and expected symbols in all rows that are still needed; about 50 MB.
-const ENTRIES_MAX: usize = 3_000_000;
+const MAX_ENTRIES: usize = 3_000_000;
 /// Number of items and expected symbols from which on [`Chart::compact`] removes unneeded rows.
 const COMPACTED_MIN: usize = 100_000;
 /// Maximum number of lexemes in an end.
-const LEXEMES_MAX: usize = 65_536;
+const MAX_LEXEMES: usize = 65_536;
 /// Maximum number of bytes in an end.
-pub const BYTES_MAX: usize = 65_536;
+pub const MAX_BYTES: usize = 65_536;
 /// Item number of the start symbol, which no item expects.
 const WHOLE_TEXT: u32 = u32::MAX;
 
@@ -190,7 +190,7 @@ impl Chart {
 
     /// Whether the chart or the lexer is near its limit, so that the text should end.
     pub fn is_nearly_full(&self) -> bool {
-        self.entries() > ENTRIES_MAX || self.lexer.is_nearly_exhausted()
+        self.entries() > MAX_ENTRIES || self.lexer.is_nearly_exhausted()
     }
 
     /// Number of items and expected symbols of all rows.
@@ -363,7 +363,7 @@ impl Chart {
             if rules.symbol(symbol).nullable {
                 add(Item { dot: item.dot + 1, ..item });
             }
-            if items.len() > ITEMS_MAX {
+            if items.len() > MAX_ITEMS {
                 return None;
             }
         }
@@ -470,7 +470,7 @@ impl Chart {
             }
             let item = self.items[entry.item as usize];
             lexemes.clear();
-            if !rules.expand(rules.symbols_behind(item.dot + 1), &mut lexemes, LEXEMES_MAX) {
+            if !rules.expand(rules.symbols_behind(item.dot + 1), &mut lexemes, MAX_LEXEMES) {
                 return None;
             }
             for &lexeme in &lexemes {
@@ -518,6 +518,6 @@ impl EndText {
         if let EndPiece::Bytes(bytes) = text {
             self.bytes += bytes.len();
         }
-        (self.bytes <= BYTES_MAX && self.texts.len() <= BYTES_MAX).then_some(())
+        (self.bytes <= MAX_BYTES && self.texts.len() <= MAX_BYTES).then_some(())
     }
 }

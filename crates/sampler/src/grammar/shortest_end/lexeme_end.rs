@@ -16,7 +16,7 @@ const NEAR_STATES: usize = 1_000;
 /// Maximum number of states that the beam search finds.
 const FAR_STATES: usize = 36_000;
 /// Maximum number of bytes of a lexeme's end.
-pub const STRING_BYTES_MAX: usize = 32_768;
+pub const MAX_STRING_BYTES: usize = 32_768;
 /// Maximum number of states in one level of the beam search.
 const LEVEL_STATES: usize = 16;
 /// Bytes that the beam search tries first: ends of strings and of unquoted texts, and plain
@@ -193,7 +193,7 @@ impl Lexer {
     ) -> Option<LexemeEnd> {
         let mut found = VisitedStates::new(from);
         let mut level = 0..1;
-        for _ in 0..=STRING_BYTES_MAX {
+        for _ in 0..=MAX_STRING_BYTES {
             // A lexer that exceeds its limits fails for the whole text.
             if level.is_empty() || found.states.len() > FAR_STATES || self.is_nearly_exhausted() {
                 return None;

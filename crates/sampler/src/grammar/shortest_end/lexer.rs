@@ -10,7 +10,7 @@ use super::lexeme_end::EndCache;
 
 /// Maximum number of states; each takes about half a kilobyte. Long strings have one state per
 /// character.
-const STATES_MAX: usize = 50_000;
+const MAX_STATES: usize = 50_000;
 /// Work budget of the library for all states; about one second.
 const FUEL: u64 = 8_000_000;
 
@@ -40,7 +40,7 @@ impl Lexer {
     /// Makes the lexer of a grammar. `None` if its expressions take too much work.
     pub fn new(factory: &ParserFactory, spec: &LexerSpec) -> Option<Self> {
         let mut limits = factory.limits().clone();
-        limits.max_lexer_states = STATES_MAX;
+        limits.max_lexer_states = MAX_STATES;
         let mut states = spec.to_regex_vec(&mut limits).ok()?;
         states.set_fuel(FUEL);
         let mut kinds = HashSet::new();
@@ -64,7 +64,7 @@ impl Lexer {
 
     /// Whether more than `eighths` eighths of the states or of the work budget are used.
     pub fn has_used(&self, eighths: u8) -> bool {
-        self.states.stats().num_states > STATES_MAX / 8 * usize::from(eighths)
+        self.states.stats().num_states > MAX_STATES / 8 * usize::from(eighths)
             || self.states.get_fuel() < FUEL / 8 * (8 - u64::from(eighths))
     }
 

@@ -19,10 +19,10 @@ mod rules;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-pub use chart::{BYTES_MAX, ITEMS_MAX};
 use chart::{Chart, EndPiece, GrammarData};
+pub use chart::{MAX_BYTES, MAX_ITEMS};
 use lexeme_end::LexemeEnd;
-pub use lexeme_end::STRING_BYTES_MAX;
+pub use lexeme_end::MAX_STRING_BYTES;
 use lexer::Lexer;
 use llguidance::ParserFactory;
 use llguidance::earley::CGrammar;
@@ -137,7 +137,7 @@ impl EndTracker {
             }
             INFINITE_COST if self.has_unknown => EndError::NotFound,
             INFINITE_COST => EndError::Infinite,
-            bytes if bytes > BYTES_MAX as u64 => {
+            bytes if bytes > MAX_BYTES as u64 => {
                 let longest = self.env.tok_trie().max_token_len().max(1) as u64;
                 EndError::TooLong { bytes, tokens: bytes.div_ceil(longest) + 1 }
             }
@@ -197,7 +197,7 @@ impl EndTracker {
         let can_end = self.push(token) && {
             let (cost, ending) = self.chart.cost();
             // A text never needs more tokens than bytes.
-            let can_end = cost.saturating_add(1) < left as u64 && cost <= BYTES_MAX as u64
+            let can_end = cost.saturating_add(1) < left as u64 && cost <= MAX_BYTES as u64
                 || self
                     .tokens_of_end(cost, ending.as_ref())
                     .is_some_and(|path| path.len() + 1 < left);
@@ -254,7 +254,7 @@ impl EndTracker {
     }
 
     fn tokens_of_end(&mut self, cost: u64, ending: Option<&LexemeEnd>) -> Option<Vec<u32>> {
-        if cost > BYTES_MAX as u64 {
+        if cost > MAX_BYTES as u64 {
             return None;
         }
         let texts = self.chart.path(ending)?;

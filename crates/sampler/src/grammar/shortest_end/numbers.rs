@@ -6,9 +6,9 @@ use llguidance::toktrie::{SimpleVob, TokTrie};
 use super::lexer::Lexer;
 
 /// Maximum number of digits before and after the decimal point.
-const DIGITS_MAX: u16 = 16;
+const MAX_DIGITS: u16 = 16;
 /// Maximum number of digits of an exponent. Numbers within it are in the range of doubles.
-const EXPONENT_MAX: u16 = 2;
+const MAX_EXPONENT: u16 = 2;
 /// A number that can continue for this many digits counts as unbounded.
 const UNBOUNDED_DIGITS: usize = 40;
 
@@ -30,7 +30,7 @@ impl DigitRun {
     }
 
     fn is_full(self) -> bool {
-        self.digits >= if self.in_exponent { EXPONENT_MAX } else { DIGITS_MAX }
+        self.digits >= if self.in_exponent { MAX_EXPONENT } else { MAX_DIGITS }
     }
 }
 
@@ -63,7 +63,7 @@ impl NumberTokens {
         state: StateID,
         run: DigitRun,
     ) {
-        let is_near = run.in_exponent || run.digits.saturating_add(self.longest) > DIGITS_MAX;
+        let is_near = run.in_exponent || run.digits.saturating_add(self.longest) > MAX_DIGITS;
         if !is_near {
             return;
         }

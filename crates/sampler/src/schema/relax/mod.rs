@@ -25,24 +25,24 @@ use super::one_of::OverlapChecker;
 use super::references::{References, child};
 use super::unenforced_keyword::UnenforcedKeyword;
 use super::validate::Validator;
-use crate::constraint_size::CONSTRAINT_BYTES_MAX;
+use crate::constraint_size::MAX_CONSTRAINT_BYTES;
 
 type Object = Map<String, Value>;
 
 /// Maximum number of schemas written. A constraint has room for fewer, but some may be written
 /// repeatedly.
-const SCHEMAS_MAX: usize = 200_000;
+const MAX_SCHEMAS: usize = 200_000;
 /// Maximum nesting depth of written schemas. Requests are less deep, but a schema may contain
 /// itself.
-const DEPTH_MAX: usize = 128;
+const MAX_DEPTH: usize = 128;
 /// Stack size of the thread that reads schemas. Only used pages take memory.
 const STACK_BYTES: usize = 64 << 20;
 /// Maximum count of characters, items and properties. No answer has more.
-const COUNT_MAX: u64 = 1 << 31;
+const MAX_COUNT: u64 = 1 << 31;
 /// Maximum number of listed unenforced keywords.
-const UNENFORCED_MAX: usize = 256;
+const MAX_UNENFORCED: usize = 256;
 /// Maximum length of a chain of references.
-const REFERENCES_MAX: usize = 16;
+const MAX_REFERENCES: usize = 16;
 
 /// Keywords that are copied.
 const COPIED: [&str; 14] = [
@@ -113,8 +113,8 @@ pub(crate) struct RelaxedSchema {
 /// A sentence about a schema that is too large, or that no value fits.
 pub(crate) fn relax(root: &Value) -> Result<RelaxedSchema, String> {
     let bytes = root.to_string().len();
-    if bytes > CONSTRAINT_BYTES_MAX {
-        return Err(format!("it has {bytes} bytes, at most {CONSTRAINT_BYTES_MAX} are allowed"));
+    if bytes > MAX_CONSTRAINT_BYTES {
+        return Err(format!("it has {bytes} bytes, at most {MAX_CONSTRAINT_BYTES} are allowed"));
     }
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("puna-schema".into()).stack_size(STACK_BYTES);
@@ -199,7 +199,7 @@ impl<'a> Relaxer<'a> {
     /// Lists a keyword that the relaxed schema does not fully enforce.
     fn note(&mut self, keyword: &str, pointer: &str) {
         let noted = UnenforcedKeyword { keyword: keyword.to_owned(), place: format!("#{pointer}") };
-        if self.suppress_notes == 0 && self.unenforced.len() < UNENFORCED_MAX {
+        if self.suppress_notes == 0 && self.unenforced.len() < MAX_UNENFORCED {
             self.unenforced.insert(noted);
         }
     }
@@ -208,12 +208,12 @@ impl<'a> Relaxer<'a> {
     /// objects stay open.
     fn schema(&mut self, schema: &'a Value, pointer: &str, is_part: bool) -> Result<Value, String> {
         self.schemas += 1;
-        if self.schemas > SCHEMAS_MAX {
+        if self.schemas > MAX_SCHEMAS {
             return Err("it has too many references".into());
         }
         let Value::Object(map) = schema else { return Ok(schema.clone()) };
-        if self.depth >= DEPTH_MAX {
-            return Err(format!("it is nested too deeply: at most {DEPTH_MAX} levels are allowed"));
+        if self.depth >= MAX_DEPTH {
+            return Err(format!("it is nested too deeply: at most {MAX_DEPTH} levels are allowed"));
         }
         self.depth += 1;
         let relaxed = self.object_schema(schema, map, pointer, is_part);
@@ -310,7 +310,7 @@ impl<'a> Relaxer<'a> {
             }
             _ if COPIED.contains(&keyword) && COUNTS.contains(&keyword) => {
                 match count(map, keyword) {
-                    Some(count) if count <= COUNT_MAX => count.into(),
+                    Some(count) if count <= MAX_COUNT => count.into(),
                     _ if keyword.starts_with("max") => return Ok(None),
                     _ => {
                         return Err(format!("{keyword} {value} at #{pointer} is too large"));
@@ -383,7 +383,7 @@ impl<'a> Relaxer<'a> {
     /// Follows references from schemas that contain nothing else.
     fn referred(&self, schema: &'a Value) -> &'a Value {
         let mut schema = schema;
-        for _ in 0..REFERENCES_MAX {
+        for _ in 0..MAX_REFERENCES {
             let Some(reference) = schema.as_object().and_then(References::reference_in) else {
                 return schema;
             };
@@ -454,7 +454,7 @@ impl<'a> Relaxer<'a> {
 fn count(map: &Object, keyword: &str) -> Option<u64> {
     let value = map.get(keyword)?;
     let is_whole =
-        |number: &f64| number.fract() == 0.0 && (0.0..=COUNT_MAX as f64 + 1.0).contains(number);
+        |number: &f64| number.fract() == 0.0 && (0.0..=MAX_COUNT as f64 + 1.0).contains(number);
     value.as_u64().or_else(|| value.as_f64().filter(is_whole).map(|number| number as u64))
 }
 

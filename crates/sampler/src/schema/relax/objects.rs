@@ -8,7 +8,7 @@ use super::{Object, Relaxer, allows, child};
 use crate::schema::patterns::{for_grammar, is_pattern};
 
 /// Maximum number of properties of one object. If all are optional, each may follow each other one.
-const PROPERTIES_MAX: usize = 2000;
+const MAX_PROPERTIES: usize = 2000;
 
 impl<'a> Relaxer<'a> {
     pub(super) fn relax_objects(
@@ -22,9 +22,9 @@ impl<'a> Relaxer<'a> {
             return Ok(());
         }
         let count = map.get("properties").and_then(Value::as_object).map_or(0, Object::len);
-        if count > PROPERTIES_MAX {
+        if count > MAX_PROPERTIES {
             return Err(format!(
-                "the object at #{pointer} has {count} properties, at most {PROPERTIES_MAX} are allowed: split it into several objects, or use additionalProperties"
+                "the object at #{pointer} has {count} properties, at most {MAX_PROPERTIES} are allowed: split it into several objects, or use additionalProperties"
             ));
         }
         self.pattern_properties(map, pointer, out)?;

@@ -9,9 +9,9 @@ use super::objects::will_close;
 use super::{Object, Relaxer, allows};
 
 /// Maximum number of branches for the properties of one object.
-const BRANCHES_MAX: usize = 32;
+const MAX_BRANCHES: usize = 32;
 /// Maximum number of branches for a whole schema.
-const ALL_BRANCHES_MAX: usize = 256;
+const MAX_ALL_BRANCHES: usize = 256;
 
 impl<'a> Relaxer<'a> {
     /// Translates the property counts of an object. `has_branches`: a subschema already has
@@ -113,7 +113,7 @@ impl<'a> Relaxer<'a> {
         let branches = Some(()).filter(|()| is_object && !has_branches);
         let branches = branches.and_then(|()| branches_of(optional, min, max));
         let branches =
-            branches.filter(|branches| self.branches + branches.len() <= ALL_BRANCHES_MAX);
+            branches.filter(|branches| self.branches + branches.len() <= MAX_ALL_BRANCHES);
         match branches {
             Some(branches) => {
                 self.branches += branches.len();
@@ -147,7 +147,7 @@ fn branches_of(optional: &[String], min: Option<usize>, max: Option<usize>) -> O
     for size in sizes {
         let mut chosen: Vec<usize> = (0..size).collect();
         loop {
-            if branches.len() == BRANCHES_MAX {
+            if branches.len() == MAX_BRANCHES {
                 return None;
             }
             // The chosen positions are sorted.

@@ -3,13 +3,13 @@
 use indexmap::IndexSet;
 use serde_json::{Value, json};
 
-use super::{Object, REFERENCES_MAX, Relaxer, SCHEMAS_MAX, allows, child, count};
+use super::{MAX_REFERENCES, MAX_SCHEMAS, Object, Relaxer, allows, child, count};
 use super::{fits_everything, fits_nothing};
 use crate::schema::formats::{FORMATS, format_pattern};
 use crate::schema::patterns::{for_grammar, is_pattern, widened};
 
 /// Maximum number of patterns that are joined to one expression.
-const PATTERNS_MAX: usize = 64;
+const MAX_PATTERNS: usize = 64;
 
 /// Property names that a schema allows.
 enum AllowedNames {
@@ -53,7 +53,7 @@ impl<'a> Relaxer<'a> {
     /// Names that fit a schema. `depth`: nesting depth of the schema.
     fn names(&mut self, schema: &'a Value, depth: usize) -> AllowedNames {
         self.schemas += 1;
-        if depth > REFERENCES_MAX || self.schemas > SCHEMAS_MAX {
+        if depth > MAX_REFERENCES || self.schemas > MAX_SCHEMAS {
             return AllowedNames::Undecided;
         }
         let schema = self.referred(schema);
@@ -99,7 +99,7 @@ impl<'a> Relaxer<'a> {
                     .iter()
                     .filter(|names| matches!(names, AllowedNames::Matching(..)))
                     .count();
-                if patterns > PATTERNS_MAX {
+                if patterns > MAX_PATTERNS {
                     return AllowedNames::Undecided;
                 }
                 parts.into_iter().reduce(AllowedNames::or).unwrap_or(AllowedNames::Undecided)

@@ -8,7 +8,7 @@ use super::{Object, Relaxer, child};
 use crate::schema::references::References;
 
 /// Maximum number of schemas visited.
-const STEPS_MAX: usize = 2000;
+const MAX_STEPS: usize = 2000;
 
 /// Properties that the schemas of a value evaluate.
 #[derive(Default)]
@@ -68,7 +68,7 @@ impl<'a> Relaxer<'a> {
             return true;
         }
         found.steps += 1;
-        if found.steps > STEPS_MAX {
+        if found.steps > MAX_STEPS {
             return false;
         }
         let named = map.get("properties").and_then(Value::as_object).into_iter().flatten();
@@ -109,7 +109,7 @@ impl<'a> Relaxer<'a> {
         left.extend(["allOf", "anyOf", "oneOf"].iter().filter_map(|keyword| map.get(*keyword)));
         while let Some(schema) = left.pop() {
             steps += 1;
-            if steps > STEPS_MAX {
+            if steps > MAX_STEPS {
                 return true;
             }
             match schema {

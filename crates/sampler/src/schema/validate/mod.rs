@@ -16,15 +16,15 @@ use evaluated::EvaluatedParts;
 
 /// Maximum number of steps of one check. A step is a visited schema or keyword, a compared value,
 /// or a piece of text.
-const STEPS_MAX: usize = 300_000;
+const MAX_STEPS: usize = 300_000;
 /// Bytes of text compared or counted per step.
 const TEXT_BYTES_A_STEP: usize = 16;
 /// Bytes of a pointer copied per step.
 const POINTER_BYTES_A_STEP: usize = 256;
 /// Maximum depth of visited schemas. Values are less deep, but references may be circular.
-const DEPTH_MAX: usize = 400;
+const MAX_DEPTH: usize = 400;
 /// Maximum number of recorded failures.
-const FAILURES_MAX: usize = 1000;
+const MAX_FAILURES: usize = 1000;
 
 /// The check takes too much work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -82,11 +82,11 @@ impl<'a> Validator<'a> {
 
     fn step(&mut self, count: usize) -> Result<(), WorkLimitExceeded> {
         self.steps = self.steps.saturating_add(count);
-        if self.steps > STEPS_MAX { Err(WorkLimitExceeded) } else { Ok(()) }
+        if self.steps > MAX_STEPS { Err(WorkLimitExceeded) } else { Ok(()) }
     }
 
     fn fail(&mut self, keyword: &str, pointer: &str) {
-        if self.suppressed == 0 && self.failures.len() < FAILURES_MAX {
+        if self.suppressed == 0 && self.failures.len() < MAX_FAILURES {
             self.failures
                 .push(KeywordFailure { keyword: keyword.to_owned(), pointer: pointer.to_owned() });
         }
@@ -108,7 +108,7 @@ impl<'a> Validator<'a> {
             Value::Object(map) => map,
             _ => return Ok(Some(EvaluatedParts::default())),
         };
-        if self.depth == DEPTH_MAX {
+        if self.depth == MAX_DEPTH {
             return Err(WorkLimitExceeded);
         }
         if value.is_null() && map.get("nullable") == Some(&Value::Bool(true)) {

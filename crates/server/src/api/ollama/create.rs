@@ -21,9 +21,9 @@ use crate::auth::caller::{Action, Caller};
 use crate::canonical::{ApiError, RunOptions};
 use crate::file_worker::FileWorker;
 use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, Ollama, record_ignored_field};
+use crate::model_scheduler::LoadOptions;
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
-use crate::scheduler::LoadOptions;
 use crate::version::OLLAMA_VERSION;
 
 pub(crate) async fn create(

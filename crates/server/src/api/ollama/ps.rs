@@ -11,7 +11,7 @@ use crate::api::rfc3339;
 use crate::app::App;
 use crate::auth::caller::{Action, Caller};
 use crate::http::json;
-use crate::scheduler::Phase;
+use crate::model_scheduler::Phase;
 
 /// Time from now that stands for "never", about 292 years.
 const NEVER: Duration = Duration::from_nanos(i64::MAX as u64);

@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 use super::listing::{ModelListing, ResidentModel, RunnersSnapshot};
 use crate::canonical::{ApiError, Task};
 use crate::http::body_budget::BodyReservation;
+use crate::model_scheduler::{Event, ModelKey, RequestId, RunnerId};
 use crate::runner::connection::{RunnerConnection, RunnerEvent, TaskEvents};
 use crate::runner::protocol::LoadSpec;
-use crate::scheduler::{Event, ModelKey, RequestId, RunnerId};
 use crate::util::bounded_channel::Sender;
 
 /// Request for a loaded model.
@@ -44,7 +44,7 @@ impl Lease {
         task: Task,
         reservation: Option<Arc<BodyReservation>>,
     ) -> TaskEvents {
-        self.connection.submit_holding(client, task, reservation).await
+        self.connection.submit_with_reservation(client, task, reservation).await
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use puna_api::ollama::ModelDetails;
 
+use crate::model_scheduler::{ModelKey, Phase};
 use crate::runner::protocol::{Counts, Heartbeat};
-use crate::scheduler::{ModelKey, Phase};
 
 /// Description of a model in listings of loaded models.
 #[derive(Debug, Clone, Default, PartialEq)]

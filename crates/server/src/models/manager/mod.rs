@@ -26,9 +26,9 @@ use task::ManagerTask;
 
 use crate::canonical::ApiError;
 use crate::metrics::ServerMetrics;
+use crate::model_scheduler::{Event, Limits, ModelKey, Scheduler};
 use crate::runner::connection::RunnerConnection;
 use crate::runner::launch::Launcher;
-use crate::scheduler::{Event, Limits, ModelKey, Scheduler};
 use crate::util::bounded_channel::{self, Sender};
 use crate::util::panic_message::panic_message;
 use crate::util::shutdown::shutting_down;

@@ -11,14 +11,14 @@ use super::command::{AcquireRequest, Command, Lease, RequestGuard};
 use super::listing::{ModelListing, ResidentModel, RunnerTotals, RunnersSnapshot};
 use crate::canonical::ApiError;
 use crate::metrics::ServerMetrics;
+use crate::model_scheduler::{
+    Action, Event, LoadOptions, Memory, MemoryNeed, ModelKey, ModelView, Phase, Refusal, Request,
+    RequestId, RunnerExit, RunnerId, Scheduler, UnloadReason,
+};
 use crate::models::memory::human;
 use crate::runner::connection::{RunnerConnection, RunnerEvent};
 use crate::runner::launch::Launcher;
 use crate::runner::protocol::{Counts, LoadSpec};
-use crate::scheduler::{
-    Action, Event, LoadOptions, Memory, MemoryNeed, ModelKey, ModelView, Phase, Refusal, Request,
-    RequestId, RunnerExit, RunnerId, Scheduler, UnloadReason,
-};
 use crate::util::bounded_channel::{Receiver, Sender};
 use crate::util::shutdown::shutting_down;
 

@@ -3,9 +3,9 @@
 use puna_api::KeepAlive;
 
 use super::*;
+use crate::model_scheduler::{LoadOptions, Memory};
 use crate::runner::protocol::LoadSpec;
 use crate::runner::tests::{Fake, FakeLauncher};
-use crate::scheduler::{LoadOptions, Memory};
 
 const TIMEOUTS: RunnerTimeouts = RunnerTimeouts { load: None, step: None };
 

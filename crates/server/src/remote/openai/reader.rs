@@ -10,7 +10,7 @@ use crate::canonical::{
 };
 use crate::remote::remote_error::RemoteError;
 use crate::remote::upstream::RemoteResponse;
-use crate::runner::protocol::CALLS_MAX;
+use crate::runner::protocol::MAX_CALLS;
 use crate::util::random_ids;
 
 /// A tool call with arguments that are still arriving.
@@ -334,7 +334,7 @@ impl<'a> Reader<'a> {
         let mut events = Vec::new();
         let index = match call.index {
             Some(index) => index,
-            None if call.name.is_empty() || self.begun >= CALLS_MAX => return,
+            None if call.name.is_empty() || self.begun >= MAX_CALLS => return,
             None => {
                 let index = self.begun;
                 self.begun += 1;
@@ -379,7 +379,7 @@ impl<'a> Reader<'a> {
         let Some(index) = index else {
             let error = match name.as_str() {
                 "" => "it has no name".to_owned(),
-                _ => format!("there are more than {CALLS_MAX}"),
+                _ => format!("there are more than {MAX_CALLS}"),
             };
             tracing::warn!(%error, "cannot read a tool call of a remote server; its text is passed on");
             let text = format!("{{\"name\":{},\"arguments\":{arguments}}}", Value::from(name));

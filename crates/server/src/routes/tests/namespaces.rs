@@ -106,24 +106,24 @@ async fn a_confined_key_learns_nothing_of_other_namespaces_on_any_route() {
             // The same answer, up to the name, whether or not the model exists.
             let text = |body: &str| body.replace("secret", "absent");
             assert_eq!(stored.status, absent.status, "{name}: {} {}", stored.body, absent.body);
-            let answers_alike = matches!(models, ModelAccess::Uses | ModelAccess::Changes);
+            let answers_alike = matches!(models, ModelAccess::Use | ModelAccess::Change);
             if answers_alike {
                 assert_eq!(text(&stored.body), absent.body, "{name}");
             }
             assert!(!stored.body.contains(SECRET), "{name}: {}", stored.body);
             match models {
-                ModelAccess::Uses => assert_eq!(stored.status.as_u16() / 100, 4, "{name}"),
-                ModelAccess::Changes => assert_eq!(stored.status, 403, "{name}: {}", stored.body),
-                ModelAccess::Lists => assert!(!stored.body.contains("anna"), "{name}"),
+                ModelAccess::Use => assert_eq!(stored.status.as_u16() / 100, 4, "{name}"),
+                ModelAccess::Change => assert_eq!(stored.status, 403, "{name}: {}", stored.body),
+                ModelAccess::List => assert!(!stored.body.contains("anna"), "{name}"),
                 ModelAccess::Nothing | ModelAccess::Server => {}
             }
             rules.push((scope, models));
         }
     }
     for wanted in [
-        (Scope::Inference, ModelAccess::Uses),
-        (Scope::Inference, ModelAccess::Lists),
-        (Scope::Models, ModelAccess::Changes),
+        (Scope::Inference, ModelAccess::Use),
+        (Scope::Inference, ModelAccess::List),
+        (Scope::Models, ModelAccess::Change),
     ] {
         assert!(rules.contains(&wanted), "no route has {wanted:?}");
     }
@@ -139,7 +139,7 @@ async fn a_confined_key_uses_its_own_and_common_models_on_every_route() {
     let shared = SharedServer::new().await;
     for model in ["bob/own", "cria"] {
         for route in routes::all() {
-            let RouteRequirement::Requires(_, ModelAccess::Uses) = route.requirement else {
+            let RouteRequirement::Requires(_, ModelAccess::Use) = route.requirement else {
                 continue;
             };
             let method = route.methods[route.methods.len() - 1];

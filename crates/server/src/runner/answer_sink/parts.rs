@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::AnswerSink;
 use crate::canonical::{CallOutcome, Event, Piece};
-use crate::runner::protocol::CALLS_MAX;
+use crate::runner::protocol::MAX_CALLS;
 use crate::util::random_ids;
 
 impl AnswerSink {
@@ -89,7 +89,7 @@ impl AnswerSink {
                 }
                 OutputPart::Call(call) if self.repeats_call(&call) => continue,
                 OutputPart::Call(call)
-                    if (open.is_some() || self.started_calls < CALLS_MAX) && is_shallow(&call) =>
+                    if (open.is_some() || self.started_calls < MAX_CALLS) && is_shallow(&call) =>
                 {
                     self.calls += 1;
                     is_open = self.send_texts(&mut texts, &mut logprobs);
@@ -141,7 +141,7 @@ impl AnswerSink {
 
     /// Sends the start of a call, unless the answer has too many.
     fn begin_call(&mut self, name: String) -> bool {
-        if self.started_calls >= CALLS_MAX {
+        if self.started_calls >= MAX_CALLS {
             return true;
         }
         let index = self.started_calls;

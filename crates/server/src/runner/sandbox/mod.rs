@@ -2,7 +2,7 @@
 //! rights that it does not need.
 //!
 //! The server starts these processes with the variables of the list in `environment.rs` only. The
-//! process closes the sandbox after it has received the paths of its files and before it reads any
+//! process enters the sandbox after it has received the paths of its files and before it reads any
 //! of them. It has one thread at that time, so that all later threads inherit the restrictions. The
 //! page `docs/design/sandbox.md` lists what stays allowed, and why.
 

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::canonical::{ApiError, CallOutcome, FinishReason};
-use crate::runner::protocol::CALLS_MAX;
+use crate::runner::protocol::MAX_CALLS;
 
 /// Runs a model with this parser that generates these pieces; returns the events before the end.
 async fn ask(parser: &str, says: Vec<String>) -> Vec<Event> {
@@ -95,10 +95,10 @@ async fn calls_get_ids_and_indices_and_malformed_ones_become_text() {
 #[tokio::test]
 async fn calls_beyond_the_limit_become_text() {
     let one = "{\"tool_name\": \"f\", \"parameters\": {\"a\": 2}}";
-    let list = vec![one; CALLS_MAX + 2].join(",");
+    let list = vec![one; MAX_CALLS + 2].join(",");
     let text = format!("x<|END_THINKING|><|START_ACTION|>[{list}]<|END_ACTION|>");
     let events = ask("cohere", vec![text]).await;
-    assert_eq!(calls(&events).len(), CALLS_MAX);
+    assert_eq!(calls(&events).len(), MAX_CALLS);
     let rest = "{\"name\":\"f\",\"arguments\":{\"a\":2}}";
     assert_eq!(content(&events), rest.repeat(2));
 }

@@ -20,6 +20,7 @@ use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarToken, TokenLogp
 use tokio::sync::oneshot;
 
 use crate::canonical::TokenizeTask;
+use crate::model_scheduler::RunnerExit;
 use crate::runner::launch::{Launcher, RunnerProcess};
 use crate::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use crate::runner::runner_model::{
@@ -28,7 +29,6 @@ use crate::runner::runner_model::{
 };
 use crate::runner::sandbox::Sandbox;
 use crate::runner::worker;
-use crate::scheduler::RunnerExit;
 
 /// Behaviour and counters of the fake engine, shared with the test.
 #[derive(Default)]

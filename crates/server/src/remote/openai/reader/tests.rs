@@ -2,7 +2,7 @@ use super::*;
 
 /// Returns the events of a response with these deltas and this finish reason.
 async fn events_of(deltas: &[Value], reason: Option<FinishReason>) -> Vec<Event> {
-    let (to, mut from) = tokio::sync::mpsc::channel(8 * CALLS_MAX);
+    let (to, mut from) = tokio::sync::mpsc::channel(8 * MAX_CALLS);
     let mut reader = Reader::new(&to, false);
     for delta in deltas {
         reader.chunk(&json!({"choices": [{"delta": delta}]})).await;
@@ -90,10 +90,10 @@ async fn a_call_begins_once_its_name_is_known_and_without_one_it_is_text() {
     assert_eq!(text(&all), "");
     let all = events(&late[..1]).await;
     assert_eq!((all.len(), text(&all)), (1, "{\"name\":\"\",\"arguments\":{\"x\":}".to_owned()));
-    let many: Vec<Value> = (0..CALLS_MAX + 2).map(|i| part(i, &i.to_string(), "f", "{}")).collect();
+    let many: Vec<Value> = (0..MAX_CALLS + 2).map(|i| part(i, &i.to_string(), "f", "{}")).collect();
     let all = events(&many).await;
     let rest = "{\"name\":\"f\",\"arguments\":{}}".repeat(2);
-    assert_eq!((calls(&all).len(), text(&all)), (CALLS_MAX, rest));
+    assert_eq!((calls(&all).len(), text(&all)), (MAX_CALLS, rest));
 }
 
 #[tokio::test]

@@ -9,12 +9,12 @@ use std::time::Instant;
 use puna_mirror::{SharedTable, TableLimit};
 
 use super::{LoadOptions, Request, RequestId};
-use crate::scheduler::fair_queue::ServiceCounts;
+use crate::model_scheduler::fair_queue::ServiceCounts;
 
 /// Description of [`Queue`].
 pub(crate) static WAITING_REQUESTS: SharedTable = SharedTable {
     name: "requests that wait for a model",
-    holders: &["puna_server::scheduler::queue::Queue"],
+    holders: &["puna_server::model_scheduler::queue::Queue"],
     limits: &[TableLimit::Rule("`max_queue`")],
     shares: &[TableLimit::Rule("a client with fewer displaces one with more")],
     when_full: "503 with `Retry-After`",
