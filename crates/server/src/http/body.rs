@@ -13,13 +13,14 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::BodyExt;
+use memchr::memchr2_iter;
 use puna_api::decode::{DecodeError, from_slice_with_ignored};
 use puna_api::json::{MAX_VALUES, SyntaxError};
 use ruzstd::decoding::StreamingDecoder;
 use serde::de::DeserializeOwned;
 
 use super::body_budget::{BodyBudget, BodyReservation, SINGLE_REQUEST_BYTES, hold_reservation};
-use super::body_workers::INLINE_BODY_BYTES;
+use super::body_workers::{BATCH_BYTES, ClientWorkers, INLINE_BODY_BYTES};
 use super::client::Client;
 use super::header_list::list_value;
 use super::{ErrorFormat, ErrorResponse};
@@ -55,6 +56,9 @@ const MAX_IGNORED: usize = 32;
 
 /// Maximum characters of an ignored field's name in the header.
 const MAX_NAME_CHARS: usize = 64;
+
+/// Maximum chunks of a batch. Chunks may be as small as a byte, and each takes memory.
+const MAX_BATCH_CHUNKS: usize = 64;
 
 /// Minimum average rate of a body in bytes per second, after the first [`CHUNK_TIMEOUT`].
 const MIN_BYTES_PER_SECOND: u64 = 1 << 10;
@@ -179,8 +183,8 @@ fn decode<D: ErrorFormat, T: DeserializeOwned>(body: &[u8]) -> Result<(T, Vec<St
 fn decode_cost(body: &[u8]) -> usize {
     // Every value but the first follows one of these bytes. Occurrences in strings count too, so
     // this is an upper bound.
-    let values = body.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
-    body.len() * TEXT_COPIES + values.min(MAX_VALUES) * JSON_VALUE_BYTES
+    let separators = memchr2_iter(b',', b':', body).chain(memchr2_iter(b'[', b'{', body));
+    body.len() * TEXT_COPIES + separators.take(MAX_VALUES).count() * JSON_VALUE_BYTES
 }
 
 /// A received body with its memory reservation.
@@ -305,26 +309,63 @@ async fn read_limited(
     reservation.check_available(claimed.unwrap_or(0))?;
     let workers = reservation.workers();
     let mut pieces = BodyReader::new(request.into_body());
-    let mut bytes = Vec::new();
+    let mut buffer = BodyBuffer::default();
     while let Some(data) = pieces.next().await? {
-        if bytes.len() + data.len() > limit {
+        if buffer.len() + data.len() > limit {
             return Err(too_large());
         }
         reservation.reserve(data.len())?;
-        if bytes.len() + data.len() <= INLINE_BODY_BYTES {
-            bytes.extend_from_slice(&data);
-            continue;
+        buffer.push(data);
+        if buffer.is_batch_full() {
+            // The connection is not read until a thread has taken the batch. So a busy server reads
+            // large bodies at the speed that it has left for their client.
+            buffer = buffer.append_batch(&workers).await?;
         }
-        // The connection is not read until a thread has taken the chunk, so a busy server reads
-        // large bodies at the speed that it has left for their client.
-        let data_bytes = data.len();
-        let append = move || {
-            bytes.extend_from_slice(&data);
-            bytes
-        };
-        bytes = workers.run(data_bytes, append).await?;
     }
-    Ok(bytes.into())
+    Ok(buffer.append_batch(&workers).await?.bytes.into())
+}
+
+/// Received bytes of a body. Small bodies are appended at once, large ones in batches.
+#[derive(Default)]
+struct BodyBuffer {
+    bytes: Vec<u8>,
+    /// Chunks that are not appended yet, and their length.
+    batch: Vec<Bytes>,
+    batch_bytes: usize,
+}
+
+impl BodyBuffer {
+    fn len(&self) -> usize {
+        self.bytes.len() + self.batch_bytes
+    }
+
+    fn push(&mut self, data: Bytes) {
+        if self.batch.is_empty() && self.bytes.len() + data.len() <= INLINE_BODY_BYTES {
+            self.bytes.extend_from_slice(&data);
+        } else {
+            self.batch_bytes += data.len();
+            self.batch.push(data);
+        }
+    }
+
+    fn is_batch_full(&self) -> bool {
+        self.batch_bytes >= BATCH_BYTES || self.batch.len() >= MAX_BATCH_CHUNKS
+    }
+
+    /// Appends the chunks on a thread for large bodies.
+    async fn append_batch(mut self, workers: &ClientWorkers) -> Result<Self, ApiError> {
+        if self.batch.is_empty() {
+            return Ok(self);
+        }
+        let batch_bytes = self.batch_bytes;
+        let append = move || {
+            self.bytes.reserve(self.batch_bytes);
+            self.batch.drain(..).for_each(|data| self.bytes.extend_from_slice(&data));
+            self.batch_bytes = 0;
+            self
+        };
+        workers.run(batch_bytes, append).await
+    }
 }
 
 /// Reads a body chunk by chunk with timeouts, because a partial body holds memory or a file.

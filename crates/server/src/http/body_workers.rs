@@ -20,6 +20,10 @@ use crate::util::thread_priority::lower_priority;
 /// would delay other requests.
 pub(crate) const INLINE_BODY_BYTES: usize = 64 << 10;
 
+/// Bytes of a large body that a connection receives before it waits for a thread. On a busy machine
+/// that takes tens of milliseconds.
+pub(crate) const BATCH_BYTES: usize = 1 << 20;
+
 /// Number of threads.
 const WORKER_THREADS: usize = 4;
 

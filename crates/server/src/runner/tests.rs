@@ -439,10 +439,9 @@ async fn slow_constraints_do_not_delay_requests_without_one() {
 #[tokio::test]
 async fn a_request_that_is_too_large_for_a_message_fails_alone() {
     let connection = loaded(&Arc::default(), 128).await;
-    let text = "x".repeat(super::protocol::MAX_MESSAGE_BYTES);
-    let Event::Error(failure) = end(&connection, task(&text, 1, 4, true, true)).await else {
-        panic!()
-    };
+    // Each number takes eight bytes of the message.
+    let tokens = vec![1_000_000; super::protocol::MAX_MESSAGE_BYTES / 8];
+    let Event::Error(failure) = end(&connection, Task::Detokenize(tokens)).await else { panic!() };
     assert!(
         failure.status == 413 && failure.message.starts_with("the request is too large"),
         "{failure}"

@@ -74,6 +74,33 @@ async fn compressed_bodies_are_read_up_to_a_limit() {
     );
 }
 
+#[tokio::test]
+async fn requests_without_long_texts_have_a_smaller_limit_than_conversations() {
+    let server = TestServer::new();
+    let send = async |path: &str, bytes: usize| {
+        // The server refuses the declared length before any data arrives.
+        let never = futures_util::stream::pending::<Result<bytes::Bytes, std::io::Error>>();
+        let request = Request::post(path).header("content-length", bytes);
+        server.send(request.body(Body::from_stream(never)).unwrap()).await
+    };
+    for (path, limit) in [
+        ("/api/show", "1 MiB"),
+        ("/api/copy", "1 MiB"),
+        ("/api/pull", "1 MiB"),
+        ("/api/tokenize", "2 MiB"),
+        ("/api/chat", "128 MiB"),
+    ] {
+        let bytes = match limit {
+            "128 MiB" => (128 << 20) + 1,
+            _ => 3 << 20,
+        };
+        let answer = send(path, bytes).await;
+        assert!(answer.status == 413 && answer.body.contains(limit), "{path}: {}", answer.body);
+    }
+    let whole = server.post("/api/show", json!({"model": "cria", "x": "x".repeat(1 << 19)})).await;
+    assert_eq!(whole.status, 200, "{}", whole.body);
+}
+
 /// Responses of `/health` from a large body's last byte to its response.
 struct HealthTimes {
     asked: usize,
@@ -126,10 +153,8 @@ async fn decoding_a_large_body_does_not_block_other_requests() {
 
 #[tokio::test(flavor = "current_thread")]
 async fn encoding_a_large_task_does_not_block_other_requests() {
-    // Each input is shorter than the limit of a text.
-    let input = vec!["x".repeat(500_000); 100];
-    let body = json!({"model": "cria", "input": input}).to_string();
-    let health_times = health_during("/api/embed", body);
+    let body = format!(r#"{{"model": "cria", "tokens": [{}1]}}"#, "1000000,".repeat(2_000_000));
+    let health_times = health_during("/api/detokenize", body);
     let HealthTimes { asked, longest, whole, answer } = health_times.await;
     // The task is larger than a message may be in tests.
     assert!(
