@@ -57,9 +57,10 @@ pub use error::{
 };
 pub use http::base_url::{LocalRequest, TlsConnection};
 pub use http::target::{REGISTRY_ROUTES, RegistryRoute, unescaped};
-pub use http::{ClientAddress, Mirror};
+pub use http::{ClientAddress, Mirror, QuotaGuard};
 pub use metrics::{METRIC_FAMILIES, Metric, MetricFamily, MetricKind};
 pub use pull_through::{PullThrough, UpstreamLookup, UpstreamManifest, Upstreams};
+pub use quota::enforcement::FreeQuota;
 pub use quota::{DEFAULT_QUOTA_OBJECTS, Quota};
 pub use retention::usage_log::UsageLog;
 pub use retention::{Removal, RetentionReport, Rule, apply_retention};

@@ -73,7 +73,7 @@ pub use outgoing::{
     Destination, HostPattern, OutgoingAccess, OutgoingPolicy, OutgoingRefusal, Resolver,
 };
 pub use packaging::bundle::write_bundle;
-pub use packaging::{DetectTemplate, Format};
+pub use packaging::{Format, TemplateDetector};
 pub use pull::file_url::FileUrl;
 pub use pull::pull_through::{DownloadReader, PinGuard, RegistryBlob, RegistryModel, TagContent};
 

@@ -47,7 +47,9 @@ pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
 pub use error::ServeError;
 pub use http::listen::{ListenError, listen};
 pub use models::memory::read as memory;
-pub use models::registry_client_settings::settings as registry_settings;
+pub use models::registry_client_settings::{
+    read_in_worker as read_packages_in_worker, settings as registry_settings,
+};
 pub use options::speculate;
 pub use runner::sandbox::SandboxMode;
 pub use version::{OLLAMA_VERSION, VERSION};

@@ -47,6 +47,8 @@ pub(crate) struct Registry {
     mirror: Mirror,
     authorizer: Arc<Authorizer>,
     host_names: Arc<HostNames>,
+    /// Whether it serves the models of the store, rather than a bucket.
+    serves_store: bool,
 }
 
 impl Registry {
@@ -72,6 +74,7 @@ impl Registry {
             retention: config.retention.clone(),
         };
         let driver = Driver::open(&store, &client, config).await?;
+        let serves_store = matches!(driver, Driver::Files(_));
         let store = match &driver {
             Driver::Files(_) => store,
             // Upstream blobs pass through a separate store, so that they do not become models of
@@ -97,7 +100,7 @@ impl Registry {
         };
         let cleaned = mirror.clone();
         puna_tasks::spawn(async move { cleaned.run_maintenance().await });
-        Ok(Self { mirror, authorizer, host_names })
+        Ok(Self { mirror, authorizer, host_names, serves_store })
     }
 
     /// Whether a `Host` header has one of the configured host names of the mirror.
@@ -135,6 +138,11 @@ impl Registry {
                 Mirror::error_response(&InternalError::LoggedPanic.into())
             }
         }
+    }
+
+    /// The mirror, if it serves the models of the store. Its quotas count them.
+    pub(crate) fn of_store(&self) -> Option<&Mirror> {
+        self.serves_store.then_some(&self.mirror)
     }
 
     /// Records that a model was used on this machine.

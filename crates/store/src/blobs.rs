@@ -45,7 +45,7 @@ impl Store {
     /// # Errors
     /// The store cannot be written.
     pub fn create_blob_dir(&self) -> Result<(), StoreError> {
-        files::create_dir(&self.root().join("blobs"))
+        self.create_model_dir(&self.root().join("blobs"))
     }
 
     /// The path that a blob has or would have in the store's own folder.
@@ -64,7 +64,7 @@ impl Store {
     /// The store cannot be written.
     pub fn blob_writer(&self) -> Result<BlobWriter<'_>, StoreError> {
         Ok(BlobWriter {
-            temp: TempFile::new(self.root())?,
+            temp: self.new_model_file()?,
             hasher: Hasher::default(),
             size: 0,
             store: self,
@@ -99,7 +99,7 @@ impl Store {
             return Ok(digest);
         }
         self.record_stored_blob(&digest);
-        let written = files::write_atomic(self.root(), &own, text);
+        let written = self.write_model_file(&own, text);
         written.inspect_err(|_| self.remove_stored_blob_records([digest]))?;
         Ok(digest)
     }
@@ -251,7 +251,8 @@ impl BlobWriter<'_> {
         }
         self.store.pins.pin(&digest);
         self.store.record_stored_blob(&digest);
-        let persisted = self.temp.persist(&self.store.own_blob_path(&digest));
+        let target = self.store.own_blob_path(&digest);
+        let persisted = self.store.create_blob_dir().and_then(|()| self.temp.persist(&target));
         persisted.inspect_err(|_| self.store.remove_stored_blob_records([digest]))?;
         Ok(NewBlob { digest, size: self.size, is_new: true })
     }

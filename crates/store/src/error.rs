@@ -44,6 +44,9 @@ pub enum StoreError {
         "no space for uploads: the disk has {free} bytes free, and uploads leave {reserved} bytes free; remove models with `puna rm`"
     )]
     NoSpace { free: u64, reserved: u64 },
+    /// The text is complete: what failed, why, and what to do.
+    #[error("{0}")]
+    NotAdmitted(String),
     #[error("blob {0} is not in the store: upload it first")]
     BlobMissing(Digest),
     #[error(

@@ -72,6 +72,10 @@ impl TempFile {
         format!("{}-{}-{random:016x}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn file(&self) -> &File {
         self.file.as_ref().expect("open until it is persisted")
     }

@@ -29,6 +29,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod anchor;
 mod blobs;
 mod builtin;
@@ -67,6 +68,7 @@ mod remote;
 mod removal;
 mod requantize;
 mod store;
+mod store_mode;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -76,10 +78,11 @@ mod unresponsive_dirs;
 mod uploads;
 mod verify;
 
+pub use admission::{AdmissionFuture, AdmissionGuard, ModelAdmission, NewModel};
 pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltInFormat, PARSERS, RENDERERS};
 pub use create::{
-    CheckDraft, CheckModel, CheckTemplate, CreateHooks, CreateRequest, DetectTemplate,
+    BuiltModel, CheckDraft, CheckModel, CheckTemplate, CreateHooks, CreateRequest, DetectTemplate,
     FileTemplate, LocalFile, LocalPlan, NamedTemplate, check_quantize_type, plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
@@ -118,6 +121,7 @@ pub use requantize::{
     requantize, requantize_part, unmatched_tensors, write_imatrix,
 };
 pub use store::{DeleteOutcome, Store, default_root};
+pub use store_mode::StoreMode;
 pub use summary::{Details, Summary};
 pub use transfer::{BlobLock, PartialBlob, PartialPath};
 pub use trash::RestoreOutcome;

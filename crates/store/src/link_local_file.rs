@@ -93,7 +93,7 @@ impl Store {
     }
 
     fn share(&self, path: &Path, blob: &Path) -> Result<bool, StoreError> {
-        let temp = TempFile::new(self.root())?;
+        let temp = self.new_model_file()?;
         if clone_range(path, temp.file()) {
             files::restrict_permissions(temp.file(), path);
             temp.persist(blob)?;
@@ -116,7 +116,7 @@ impl Store {
         if link(&temp).is_err() {
             return Ok(false);
         }
-        files::create_dir(blob.parent().unwrap_or(Path::new(".")))?;
+        self.create_model_dir(blob.parent().unwrap_or(self.root()))?;
         match fs::rename(&temp, blob) {
             Ok(()) => {
                 files::sync_dir(blob.parent().unwrap_or(Path::new(".")));

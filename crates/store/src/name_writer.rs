@@ -16,7 +16,7 @@ use crate::anchor::with_layers;
 use crate::digest::Digest;
 use crate::entry::{Entry, NameDocument, StoreLocation, child_text, entry_of};
 use crate::error::StoreError;
-use crate::files::{self, TempFile, write_atomic};
+use crate::files::{self, TempFile};
 use crate::fingerprint::same_file;
 use crate::manifest::{Layer, media};
 use crate::manifest_list::ManifestDocument;
@@ -122,12 +122,12 @@ impl Store {
     ) -> Result<Vec<PathBuf>, StoreError> {
         let is_linked = self.is_linked();
         if !is_linked && new.list.is_none() {
-            write_atomic(self.root(), &plain.path, bytes)?;
+            self.write_model_file(&plain.path, bytes)?;
             return Ok(vec![plain.path.clone()]);
         }
         self.add_manifest(bytes)?;
         let anchor = self.anchor(bytes, new)?;
-        write_atomic(self.root(), &plain.path, &anchor)?;
+        self.write_model_file(&plain.path, &anchor)?;
         let mut written = vec![plain.path.clone()];
         if is_linked {
             let path = NameFolder::ManifestsV2.path(self.root(), &plain.name);
@@ -141,7 +141,7 @@ impl Store {
     /// link, else a copy.
     fn link_name(&self, path: &Path, digest: &Digest) -> Result<(), StoreError> {
         let dir = path.parent().unwrap_or(Path::new("."));
-        files::create_dir(dir)?;
+        self.create_model_dir(dir)?;
         // Ollama treats files with this prefix as temporary.
         let temp = dir.join(format!(".manifest-{}", TempFile::new_name()));
         let blob = self.own_blob_path(digest);

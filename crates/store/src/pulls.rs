@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -16,6 +16,9 @@ use crate::store::Store;
 
 /// Folder of the records, in the folder of temporary files.
 const PULLS_DIR: &str = "pulls";
+
+/// Longest time from the record of a pull until it downloads the first blob.
+const MAX_START_TIME: Duration = Duration::from_secs(60);
 
 /// A pull that is not finished.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,10 +33,24 @@ pub struct UnfinishedPull {
     pub began: SystemTime,
     /// Whether a process is downloading one of its blobs.
     pub is_running: bool,
+    /// The blobs of which something has arrived, with the number of these bytes.
+    pub(crate) present: Vec<(Digest, u64)>,
     /// The manifest in the record.
     pub(crate) manifest: Manifest,
     /// Path of the record.
     pub(crate) record: PathBuf,
+}
+
+impl UnfinishedPull {
+    /// The blobs for which the pull needs space, with their sizes in bytes. A pull that stopped
+    /// needs what it has downloaded.
+    pub fn reserved_blobs(&self) -> Vec<(Digest, u64)> {
+        let age = SystemTime::now().duration_since(self.began).unwrap_or_default();
+        if !self.is_running && age > MAX_START_TIME {
+            return self.present.clone();
+        }
+        self.manifest.blobs().map(|layer| (layer.digest, layer.size)).collect()
+    }
 }
 
 impl Store {
@@ -116,22 +133,25 @@ impl Store {
         let line = text.iter().position(|byte| *byte == b'\n')?;
         let name = ModelName::parse(std::str::from_utf8(&text[..line]).ok()?).ok()?;
         let manifest = Manifest::parse(&text[line + 1..], &record).ok()?;
-        let mut completed = 0;
+        let mut present = Vec::new();
         let mut is_running = false;
         for layer in manifest.blobs() {
             if self.layer_path(layer).is_ok() {
-                completed += layer.size;
+                present.push((layer.digest, layer.size));
                 continue;
             }
-            completed += self.downloaded_bytes(&layer.digest).min(layer.size);
+            present.push((layer.digest, self.downloaded_bytes(&layer.digest).min(layer.size)));
             is_running |= self.is_being_downloaded(&layer.digest);
         }
+        let completed = present.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        present.retain(|(_, bytes)| *bytes > 0);
         Some(UnfinishedPull {
             total: manifest.size(),
             completed,
             began,
             is_running,
             name,
+            present,
             manifest,
             record,
         })
@@ -179,8 +199,17 @@ mod tests {
         let lock = store.lock_download(&coming).unwrap();
         let [pull] = &store.pulls().unwrap()[..] else { panic!("one pull") };
         assert_eq!((&pull.name, pull.completed, pull.total, pull.is_running), (&name, 7, 11, true));
+        let (all, arrived) = ([(coming, 7), (blob.digest, 4)], [(coming, 3), (blob.digest, 4)]);
+        let set_age = |secs| {
+            let began = SystemTime::now() - Duration::from_secs(secs);
+            let record = fs::File::options().append(true).open(store.pull_record_path(&name));
+            record.unwrap().set_modified(began).unwrap();
+            store.pulls().unwrap().remove(0)
+        };
+        assert_eq!(set_age(3600).reserved_blobs(), all, "it runs");
         drop(lock);
-        assert!(!store.pulls().unwrap()[0].is_running);
+        assert_eq!((set_age(1).reserved_blobs(), set_age(1).is_running), (all.into(), false));
+        assert_eq!(set_age(3600).reserved_blobs(), arrived, "it has stopped");
         fs::write(partial.data(), b"to come").unwrap();
         store.finish_partial(&partial, &coming).unwrap();
         store.store_manifest(&name, &manifest, false, &mut || ()).unwrap();

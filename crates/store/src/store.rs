@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use crate::admission::NewModel;
 use crate::anchor::without_anchors;
 use crate::digest::Digest;
 use crate::embedded;
@@ -20,6 +21,7 @@ use crate::manifest::{Layer, Manifest, media};
 use crate::name::ModelName;
 use crate::name_files::{NameFile, NameFolder, NameScan, is_shadow};
 use crate::pins::{Pins, WorkGuard};
+use crate::store_mode::StoreMode;
 use crate::unresponsive_dirs::UnresponsiveDirs;
 
 /// A folder of models, and optional read-only folders. Read operations write nothing and create no
@@ -30,6 +32,8 @@ pub struct Store {
     read_only_dirs: Vec<PathBuf>,
     /// The runner whose manifest is preferred in a manifest list.
     runner: Option<String>,
+    /// Permission bits of model files; `None` leaves them to the umask.
+    pub(crate) mode: Option<StoreMode>,
     pub(crate) pins: Pins,
     /// Messages that were logged already.
     reported: Mutex<HashSet<String>>,
@@ -89,6 +93,7 @@ impl Store {
             root,
             read_only_dirs,
             runner: None,
+            mode: None,
             reported,
             ignored_blobs,
             list_cache,
@@ -270,7 +275,7 @@ impl Store {
         let (path, size, time) = found().map_err(|e| StoreError::io("read", path, &e))?;
         let digest = Digest::of(format!("{}\n{size}\n{time:?}", path.display()).as_bytes());
         let blob = self.own_blob_path(&digest);
-        files::create_dir(&self.root.join("blobs"))?;
+        self.create_model_dir(&self.root.join("blobs"))?;
         match symlink_or_copy(&path, &blob) {
             // The same file was linked under another model name.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
@@ -310,6 +315,19 @@ impl Store {
         };
         self.pins.unpin(source.manifest.blobs().map(|layer| layer.digest));
         copied
+    }
+
+    /// The model that [`Store::copy_for`] would store.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], or the store cannot be read.
+    pub fn plan_copy(
+        &self,
+        source: &ModelName,
+        runner: Option<&str>,
+        target: &ModelName,
+    ) -> Result<NewModel, StoreError> {
+        Ok(NewModel::copy_of(target, &self.get_for(source, runner)?))
     }
 
     /// The bytes of a model's manifest or manifest list.

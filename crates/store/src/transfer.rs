@@ -14,6 +14,7 @@ use crate::manifest::Layer;
 use crate::name::ModelName;
 use crate::name_files::NameFile;
 use crate::store::Store;
+use crate::store_mode::StoreMode;
 
 /// Suffix of files with the hash state of a partial blob.
 pub(crate) const HASH_STATE_SUFFIX: &str = ".sum";
@@ -43,12 +44,21 @@ pub enum PartialPath {
 pub struct PartialBlob {
     data: PathBuf,
     temp: PathBuf,
+    mode: Option<StoreMode>,
 }
 
 impl PartialBlob {
     /// Path of the file with the bytes.
     pub fn data(&self) -> &Path {
         &self.data
+    }
+
+    /// Sets the permission bits of the file with the bytes, as [`Store::apply_mode`].
+    ///
+    /// # Errors
+    /// The file has other bits and belongs to another user.
+    pub fn apply_mode(&self, file: &File) -> io::Result<()> {
+        self.mode.map_or(Ok(()), |mode| mode.apply_to_file(file))
     }
 
     /// Path of the JSON file of part `n`.
@@ -187,7 +197,10 @@ impl Store {
         if path_kind == PartialPath::Secondary {
             partial.data = partial.temp.join(format!("{}{SECONDARY_INFIX}", digest.hex()));
         }
-        files::create_dir(partial.folder())?;
+        match path_kind {
+            PartialPath::Primary => self.create_model_dir(partial.folder())?,
+            PartialPath::Secondary => files::create_dir(partial.folder())?,
+        }
         files::create_dir(&partial.temp)?;
         Ok(partial)
     }
@@ -195,7 +208,7 @@ impl Store {
     /// Like [`Store::partial`], without creating folders.
     pub(crate) fn partial_of(&self, digest: &Digest) -> PartialBlob {
         let data = self.root().join("blobs").join(format!("{}-partial", digest.file_name()));
-        PartialBlob { temp: self.root().join(files::TEMP_DIR), data }
+        PartialBlob { temp: self.root().join(files::TEMP_DIR), data, mode: self.mode }
     }
 
     /// Turns a verified download into a blob: flushes the file, then renames it. The blob is pinned
@@ -209,11 +222,11 @@ impl Store {
         File::options()
             .write(true)
             .open(&partial.data)
-            .and_then(|file| file.sync_all())
+            .and_then(|file| self.apply_mode(&file).and_then(|()| file.sync_all()))
             .map_err(|e| fail(&e))?;
         self.pins.pin(digest);
         self.record_stored_blob(digest);
-        files::create_dir(&self.root().join("blobs"))?;
+        self.create_blob_dir()?;
         fs::rename(&partial.data, &target).map_err(|e| fail(&e))?;
         sync_dir(target.parent().unwrap_or(Path::new(".")));
         self.touch_blob(digest);

@@ -5,9 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Flag of encodings that nothing cancels.
 pub(crate) static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// Default of [`EncodeControl::piece_bytes`]. Working memory is at most four times as large, and a
+/// Default of [`EncodeControl::piece_bytes`]. Working memory is at most [`ENCODING_BYTES`], and a
 /// piece takes a few milliseconds.
 pub(crate) const PIECE_BYTES: usize = 64 << 10;
+
+/// Largest working memory of one encoding in bytes, without its tokens.
+pub const ENCODING_BYTES: usize = 4 * PIECE_BYTES;
 
 /// The encoding was cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

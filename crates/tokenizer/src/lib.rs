@@ -61,7 +61,7 @@ mod unicode;
 mod vocab;
 mod wpm;
 
-pub use control::EncodeCancelled;
+pub use control::{ENCODING_BYTES, EncodeCancelled};
 pub use decode::StreamDecoder;
 pub use encoding::EncodeOptions;
 pub use error::TokenizerError;

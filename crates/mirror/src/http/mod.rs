@@ -19,7 +19,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
-use puna_store::{Digest, ModelName};
+use puna_store::{Digest, ModelName, NewModel};
 use serde_json::json;
 
 use crate::auth::{
@@ -32,6 +32,7 @@ use crate::locks::{KeyGuard, KeyedLocks};
 use crate::loop_detection::MirrorId;
 use crate::metrics::{Metric, Metrics, families};
 use crate::pull_through::{FetchStats, PullThrough, Requester};
+use crate::quota::enforcement::FreeQuota;
 use crate::quota::namespace_index::NamespaceIndex;
 use crate::retention::Rule;
 use crate::retention::usage_log::UsageLog;
@@ -71,6 +72,19 @@ struct Inner {
     retention: Vec<Rule>,
     /// Locks for changing the manifests of a repository, by lowercase name.
     repository_locks: KeyedLocks<String>,
+}
+
+/// Keeps other changes of a namespace waiting while a model is stored in it.
+pub struct QuotaGuard {
+    mirror: Mirror,
+    _guard: Option<KeyGuard>,
+}
+
+impl Drop for QuotaGuard {
+    fn drop(&mut self) {
+        // The next check reads the namespace again.
+        self.mirror.namespace_index().record_change();
+    }
 }
 
 /// Result of a request handler.
@@ -172,6 +186,25 @@ impl Mirror {
         ]);
         metrics.extend(self.namespace_index().metrics().await?);
         Ok(metrics)
+    }
+
+    /// Checks the quota for a model that another part of the program stores. The caller keeps the
+    /// result until the model, or a record of its pull, is stored: until then other changes of the
+    /// namespace wait.
+    ///
+    /// # Errors
+    /// [`MirrorError::Quota`], or the storage cannot be read.
+    pub async fn reserve_model(&self, model: &NewModel) -> Result<QuotaGuard, MirrorError> {
+        let guard = self.namespace_index().check_model_quota(model).await?;
+        Ok(QuotaGuard { mirror: self.clone(), _guard: guard })
+    }
+
+    /// Returns how much more a namespace may store; `None` if it has no quota.
+    ///
+    /// # Errors
+    /// The storage cannot be read.
+    pub async fn free_quota(&self, namespace: &str) -> Result<Option<FreeQuota>, MirrorError> {
+        self.namespace_index().free_quota(namespace).await
     }
 
     /// Checks whether a request may read the metrics.

@@ -430,6 +430,10 @@ impl ObjectInventory for PullThrough {
         self.0.storage.inventory.metadata_usage(scope)
     }
 
+    fn pulled_blobs(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<(Digest, u64)>> {
+        self.0.storage.inventory.pulled_blobs(scope)
+    }
+
     fn collect_garbage(&self) -> StorageFuture<'_, ()> {
         self.0.storage.inventory.collect_garbage()
     }

@@ -6,9 +6,8 @@
 
 use std::collections::HashMap;
 
-use puna_store::Digest;
+use puna_store::{Digest, NewModel};
 
-use super::check_quota;
 use super::namespace_index::NamespaceIndex;
 use super::namespace_usage::NamespaceUsage;
 use super::reservation::UploadReservation;
@@ -19,6 +18,17 @@ use crate::types::manifest_error::ManifestProblem;
 use crate::types::repository::{Reference, Repository};
 use crate::types::storage_usage::{StorageUsage, UPLOAD_OBJECTS};
 use crate::types::upload_id::UploadId;
+
+/// Space that a namespace has left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FreeQuota {
+    /// The namespace.
+    pub namespace: String,
+    /// Bytes and objects that it may still store.
+    pub free: StorageUsage,
+    /// Blobs that count already, with their sizes in bytes.
+    pub stored: HashMap<Digest, u64>,
+}
 
 /// Bytes of a new upload's record without the names in it.
 const UPLOAD_RECORD_BYTES: u64 = 256;
@@ -159,12 +169,59 @@ impl NamespaceIndex {
         let usage = self.usage(namespace).await?;
         let new = self.new_blobs(manifest, &usage.referenced).await?;
         let growth = self.manifest_growth(name, reference, manifest).await;
-        let asked = StorageUsage::of_blobs(&new).plus(growth);
-        check_quota(namespace, limit, usage.of_references(), asked)?;
-        // The blobs lie in the storage already, so only the manifest needs space there.
-        let used = usage.of_storage();
-        self.reservations.make_space(namespace, limit, used, growth).await?;
+        self.check_growth(namespace, limit, &usage, new, growth).await?;
         Ok(Some(guard))
+    }
+
+    /// Fails if a model that another part of the program stores would exceed the quota of its
+    /// namespace. The caller holds the returned guard until the model, or a record of its pull, is
+    /// stored.
+    pub(crate) async fn check_model_quota(
+        &self,
+        model: &NewModel,
+    ) -> Result<Option<KeyGuard>, MirrorError> {
+        let Some(name) = Repository::from_model_name(&model.name) else { return Ok(None) };
+        let namespace = name.namespace();
+        let Some(limit) = self.quota(namespace) else { return Ok(None) };
+        let guard = self.reservations.lock_namespace(namespace).await;
+        // The scan may be older than a model that the caller has stored or removed.
+        self.record_change();
+        let usage = self.usage(namespace).await?;
+        let manifests = model.manifests.iter().map(|bytes| StorageUsage::one(*bytes));
+        let growth = manifests.fold(StorageUsage::default(), StorageUsage::plus);
+        self.check_growth(namespace, limit, &usage, model.blobs.iter().copied(), growth).await?;
+        Ok(Some(guard))
+    }
+
+    /// Fails if a model or manifest with these blobs, and `growth` for everything else, would
+    /// exceed the quota. Drops idle uploads if that makes enough space.
+    async fn check_growth(
+        &self,
+        namespace: &str,
+        limit: StorageUsage,
+        usage: &NamespaceUsage,
+        blobs: impl IntoIterator<Item = (Digest, u64)>,
+        growth: StorageUsage,
+    ) -> Result<(), MirrorError> {
+        let new = blobs.into_iter().filter(|(digest, _)| !usage.stored.contains_key(digest));
+        let new: HashMap<Digest, u64> = new.collect();
+        let asked = StorageUsage::of_blobs(&new).plus(growth);
+        self.reservations.make_space(namespace, limit, usage.of_storage(), asked).await
+    }
+
+    /// Returns how much more a namespace may store, and its blobs; `None` if it has no quota.
+    pub(crate) async fn free_quota(
+        &self,
+        namespace: &str,
+    ) -> Result<Option<FreeQuota>, MirrorError> {
+        let Some(limit) = self.quota(namespace) else { return Ok(None) };
+        let usage = self.usage(namespace).await?;
+        let used = usage.of_storage();
+        let free = StorageUsage {
+            bytes: limit.bytes.saturating_sub(used.bytes),
+            objects: limit.objects.saturating_sub(used.objects),
+        };
+        Ok(Some(FreeQuota { namespace: namespace.to_owned(), free, stored: usage.stored }))
     }
 
     /// Blobs of a manifest that are not among `referenced`. Their stated sizes must be the real

@@ -201,7 +201,8 @@ impl NamespaceIndex {
             (InventoryScope::Namespace(namespace.to_owned()), &self.storage.inventory);
         let scan = || async {
             let objects = inventory.stored_objects(scope.clone()).await?;
-            Ok(NamespaceContent::new(objects, &inventory.metadata_usage(scope).await?))
+            let pulled = inventory.pulled_blobs(scope.clone()).await?;
+            Ok(NamespaceContent::new(objects, &inventory.metadata_usage(scope).await?, pulled))
         };
         cached.get(|| self.change_count(), QUOTA_MAX_AGE, scan).await
     }

@@ -13,12 +13,18 @@ use crate::types::stored_object::StoredObject;
 pub(crate) struct NamespaceContent {
     objects: Vec<StoredObject>,
     metadata: StorageUsage,
+    /// Blobs of unfinished pulls, with their sizes.
+    pulled: Vec<(Digest, u64)>,
 }
 
 impl NamespaceContent {
-    pub(crate) fn new(objects: Vec<StoredObject>, metadata: &NamespaceUsages) -> Self {
+    pub(crate) fn new(
+        objects: Vec<StoredObject>,
+        metadata: &NamespaceUsages,
+        pulled: Vec<(Digest, u64)>,
+    ) -> Self {
         let metadata = metadata.values().fold(StorageUsage::default(), |sum, of| sum.plus(*of));
-        Self { objects, metadata }
+        Self { objects, metadata, pulled }
     }
 
     /// Sizes of the blobs of objects that are counted.
@@ -33,7 +39,7 @@ pub(crate) struct NamespaceUsage {
     content: Arc<NamespaceContent>,
     /// Blobs of manifests, with their sizes.
     pub(crate) referenced: HashMap<Digest, u64>,
-    /// Blobs of manifests, and recently pushed ones.
+    /// Blobs of manifests, recently pushed ones, and blobs of unfinished pulls.
     pub(crate) stored: HashMap<Digest, u64>,
     /// Everything else, with the records of open uploads.
     metadata: StorageUsage,
@@ -42,9 +48,11 @@ pub(crate) struct NamespaceUsage {
 impl NamespaceUsage {
     pub(crate) fn new(content: Arc<NamespaceContent>, uploads: &[StoredUpload]) -> Self {
         let records = uploads.iter().map(StoredUpload::overhead);
+        let mut stored = content.blobs(|_| true);
+        content.pulled.iter().for_each(|(digest, size)| _ = stored.entry(*digest).or_insert(*size));
         Self {
             referenced: content.blobs(|object| object.manifest.is_some()),
-            stored: content.blobs(|_| true),
+            stored,
             metadata: records.fold(content.metadata, StorageUsage::plus),
             content,
         }
@@ -53,11 +61,6 @@ impl NamespaceUsage {
     /// Usage of everything that lies in the storage.
     pub(crate) fn of_storage(&self) -> StorageUsage {
         StorageUsage::of_blobs(&self.stored).plus(self.metadata)
-    }
-
-    /// The same without pushed blobs that no manifest references.
-    pub(crate) fn of_references(&self) -> StorageUsage {
-        StorageUsage::of_blobs(&self.referenced).plus(self.metadata)
     }
 
     /// Whether a blob was recently pushed to a repository or mounted there.

@@ -183,6 +183,12 @@ pub trait ObjectInventory: Send + Sync + 'static {
     /// tags, referrers, records of manifest lists, push marks and size notes.
     fn metadata_usage(&self, scope: InventoryScope) -> StorageFuture<'_, NamespaceUsages>;
 
+    /// Returns the blobs of unfinished pulls in a scope, with their sizes in bytes. They count
+    /// against quotas before they arrive.
+    fn pulled_blobs(&self, _scope: InventoryScope) -> StorageFuture<'_, Vec<(Digest, u64)>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
     /// Removes expired uploads and unreferenced blobs. The caller runs it periodically.
     fn collect_garbage(&self) -> StorageFuture<'_, ()>;
 

@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
+use puna_store::NewModel;
+
 use super::*;
 use crate::S3Storage;
-use crate::quota::namespace_index::QuotaUsage;
+use crate::quota::namespace_index::{NamespaceIndex, QuotaUsage};
 use crate::storage::s3::faulty_service::FaultyService;
 use crate::types::storage_usage::StorageUsage;
 
@@ -273,4 +275,38 @@ async fn usage_is_exact_after_garbage_collection() {
         assert_eq!(server.usage().await, StorageUsage::default());
         assert_eq!(server.put_manifest("team/x/manifests/a", padded(0, 30_000)).await.0, 201);
     }
+}
+
+#[tokio::test]
+async fn models_and_pulls_of_the_store_count_before_they_are_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(dir.path()).unwrap());
+    let quota = Quota { namespaces: "team".into(), bytes: 10_000, objects: 100 };
+    let storage = FileStorage::new(store.clone()).into();
+    let index = NamespaceIndex::new(vec![quota], storage, None);
+    let blob = |n: u64, size: u64| (Digest::of(&n.to_le_bytes()), size);
+    let new = |name: &str, blobs: &[(Digest, u64)]| NewModel {
+        name: name.parse().unwrap(),
+        blobs: blobs.to_vec(),
+        manifests: vec![100],
+    };
+    let is_admitted = async |model: NewModel| index.check_model_quota(&model).await.is_ok();
+    assert!(is_admitted(new("team/a", &[blob(1, 9000)])).await);
+    assert!(!is_admitted(new("team/a", &[blob(1, 9901)])).await);
+    assert!(is_admitted(new("other/a", &[blob(1, 99_999)])).await, "it has no quota");
+    // A pull that has just begun needs all of its bytes, for its own namespace only.
+    store.record_blobs(&"team/a".parse().unwrap(), &[blob(1, 6000)]).unwrap();
+    store.record_blobs(&"other/b".parse().unwrap(), &[blob(2, 9000)]).unwrap();
+    assert!(!is_admitted(new("team/b", &[blob(3, 4000)])).await);
+    assert!(is_admitted(new("team/b", &[blob(3, 3800)])).await);
+    assert!(is_admitted(new("team/b", &[blob(1, 6000), blob(3, 3800)])).await, "it counts once");
+    // Uploads of `/v2` see the same usage.
+    let name = Repository::parse("team/c").unwrap();
+    let id = index.begin_upload(&name, "key").await.unwrap();
+    let upload = index.reserve_upload(&name, &id).await.unwrap().unwrap();
+    assert!(upload.reserve(4000).await.is_err());
+    assert!(upload.reserve(3000).await.is_ok());
+    assert!(!is_admitted(new("team/b", &[blob(3, 3800)])).await, "the upload counts");
+    store.forget_pull(&"team/a".parse().unwrap());
+    assert!(is_admitted(new("team/b", &[blob(3, 3800)])).await);
 }

@@ -12,7 +12,7 @@ use puna_api::ollama::Progress;
 use puna_gguf::Gguf;
 use puna_registry::{Format, Registry, write_bundle};
 use puna_server::file_worker::FileWorker;
-use puna_server::{Config, registry_settings};
+use puna_server::{Config, read_packages_in_worker, registry_settings};
 use puna_store::{
     Digest, Hasher, Layer, Model, ModelName, ModelRef, Store, StoreError, Weights, embedded,
 };
@@ -75,7 +75,8 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let name = name.map(|reference| reference.name);
     let config = Config::from_env()?;
     let mut settings = registry_settings(&config);
-    settings.executor = Some(Arc::new(FileWorker::this_program(config.debug, config.sandbox)?));
+    let worker = FileWorker::this_program(config.debug, config.sandbox)?;
+    read_packages_in_worker(&mut settings, worker);
     let (store, registry) = (Arc::new(config.store()?), Registry::new(settings));
     let (input, total, shown): (Box<dyn Read>, u64, String) = if args.file == Path::new("-") {
         (Box::new(io::stdin().lock()), 0, "standard input".into())

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use puna_store::{Digest, JobExecutor};
+use puna_store::{AdmissionGuard, Digest, JobExecutor, ModelAdmission, NewModel, StoreError};
 use reqwest::Url;
 use tokio::sync::mpsc;
 
 use crate::client::hosts::Hosts;
 use crate::outgoing::{OutgoingAccess, OutgoingPolicy};
-use crate::packaging::{DetectTemplate, Format};
+use crate::packaging::{Format, TemplateDetector};
 
 /// Settings of a client. Tests change the times; the defaults suit real networks.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ pub struct Settings {
     /// Docker's `config.json` with credentials of `docker login`.
     pub docker_config: Option<PathBuf>,
     /// Recognizes the chat templates that packages bring.
-    pub detect_template: Option<DetectTemplate>,
+    pub detect_template: Option<Arc<dyn TemplateDetector>>,
     /// Runs conversions of packages and joins of split files. `None` runs them in this process.
     pub executor: Option<Arc<dyn JobExecutor>>,
     /// Limit of all pulls and pushes together, in bytes per second.
@@ -149,6 +149,21 @@ pub struct Options {
     pub via: Option<String>,
     /// Rights of the caller.
     pub access: OutgoingAccess,
+    /// Decides whether a pulled model may be stored, before its blobs are fetched.
+    pub admission: Option<Arc<dyn ModelAdmission>>,
+}
+
+impl Options {
+    /// Admits a model before its blobs are fetched.
+    pub(crate) async fn admit(
+        &self,
+        model: &NewModel,
+    ) -> Result<Option<AdmissionGuard>, StoreError> {
+        match &self.admission {
+            Some(admission) => admission.admit(model).await.map(Some),
+            None => Ok(None),
+        }
+    }
 }
 
 /// Progress report, in Ollama's words.

@@ -127,6 +127,7 @@ pub(super) fn open_data(partial: &PartialBlob, total: u64) -> Result<File, Store
     let open = || {
         let file =
             File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+        partial.apply_mode(&file)?;
         file.set_len(total)?;
         Ok(file)
     };

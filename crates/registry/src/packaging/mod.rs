@@ -38,7 +38,10 @@ const FILE_PATH_ANNOTATIONS: [&str; 2] = ["org.cncf.model.filepath", "org.cnai.m
 const TITLE_ANNOTATION: &str = "org.opencontainers.image.title";
 
 /// Recognizes a Jinja template as a known template.
-pub type DetectTemplate = fn(&FileTemplate) -> Option<NamedTemplate>;
+pub trait TemplateDetector: std::fmt::Debug + Send + Sync {
+    /// Returns the built-in template, if one is equivalent.
+    fn detect(&self, file: &FileTemplate) -> Option<NamedTemplate>;
+}
 
 /// Packaging format of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::unpack::{LayerEncoding, check_name, unpack};
 use super::{
-    Artifact, DOCKER_PREFIX, DetectTemplate, Format, MODEL_PACK_PREFIXES, OCI_MANIFEST,
-    OLLAMA_PREFIX, SourceManifest,
+    Artifact, DOCKER_PREFIX, Format, MODEL_PACK_PREFIXES, OCI_MANIFEST, OLLAMA_PREFIX,
+    SourceManifest, TemplateDetector,
 };
 use crate::error::{ManifestProblem, RegistryError};
 use crate::packaging::descriptor::Descriptor;
@@ -96,7 +96,7 @@ impl Package {
         store: &Arc<Store>,
         name: &ModelName,
         keep_unused: bool,
-        detect: Option<DetectTemplate>,
+        detect: Option<&dyn TemplateDetector>,
         executor: Option<&dyn JobExecutor>,
     ) -> Result<Vec<Digest>, RegistryError> {
         let mut builder = ModelBuilder::default();
@@ -141,7 +141,7 @@ impl ModelBuilder {
         store: &Store,
         blob: &Descriptor,
         role: LayerRole,
-        detect: Option<DetectTemplate>,
+        detect: Option<&dyn TemplateDetector>,
     ) -> Result<(), RegistryError> {
         match role {
             LayerRole::Weights(LayerEncoding::Raw) | LayerRole::Companion(LayerEncoding::Raw) => {
@@ -163,7 +163,7 @@ impl ModelBuilder {
             LayerRole::Template => {
                 let source = read_text_layer(store, blob)?;
                 let file = FileTemplate { source, ..FileTemplate::default() };
-                match detect.and_then(|detect| detect(&file)) {
+                match detect.and_then(|detect| detect.detect(&file)) {
                     Some(known) => {
                         self.request.template = Some(known.template);
                         if !known.stop.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use puna_store::{Digest, ModelName, Store};
+use puna_store::{Digest, ModelName, NewModel, Store};
 use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, LAST_MODIFIED, RANGE};
 use reqwest::{Method, StatusCode, Url};
 use serde_json::json;
@@ -180,7 +180,8 @@ impl Registry {
         report: &Report,
     ) -> Result<(), RegistryError> {
         let total = spec.total;
-        record_pull(store, &name, vec![(spec.key, total)]).await?;
+        let new = NewModel::pulled(&name, vec![(spec.key, total)]);
+        record_pull(store, new, options).await?;
         let digest = self.fetch_with_progress(session, store, &spec, report).await?;
         send_progress(report, Progress::blob("pulling", spec.key, total, total)).await;
         send_progress(report, Progress::status("verifying sha256 digest")).await;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use puna_store::{
-    Child, Digest, Manifest, ManifestDocument, ManifestList, ModelName, Store, StoreError,
-    runner_rank,
+    Child, Digest, Manifest, ManifestDocument, ManifestList, ModelName, NewModel, Store,
+    StoreError, runner_rank,
 };
 
 use super::store_manifest::write_model;
@@ -66,7 +66,10 @@ impl Registry {
             .map(|layer| (layer.digest, layer.size))
             .filter(|blob| seen.insert(*blob))
             .collect();
-        record_pull(store, &name, blobs.clone()).await?;
+        let manifests = children.iter().map(|child| child.text.len() as u64);
+        let manifests = manifests.chain([bytes.len() as u64; 2]).collect();
+        let new = NewModel { name: name.clone(), blobs: blobs.clone(), manifests };
+        record_pull(store, new, options).await?;
         let blobs: Vec<_> =
             blobs.into_iter().map(|(digest, size)| BlobSpec::blob(digest, size)).collect();
         self.pull_blobs(&mut sources, store, &blobs, report, &mut pinned).await?;

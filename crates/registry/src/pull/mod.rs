@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Digest, ModelName, ModelRef, Store};
+use puna_store::{Digest, ModelName, ModelRef, NewModel, Store};
 use reqwest::Url;
 
 pub(crate) use manifest_list::describe_child;
@@ -101,8 +101,15 @@ impl Registry {
         }
         let manifest = read_manifest(&bytes).map_err(RegistryError::while_pulling_manifest)?;
 
-        let (at, recorded_name, text) = (store.clone(), name.clone(), bytes.clone());
-        blocking(move || Ok(at.record_pull(&recorded_name, &text)?)).await?;
+        let new = NewModel {
+            name: name.clone(),
+            blobs: manifest.blobs().map(|layer| (layer.digest, layer.size)).collect(),
+            manifests: vec![bytes.len() as u64],
+        };
+        let (at, text) = (store.clone(), bytes.clone());
+        let admitted = options.admit(&new).await?;
+        blocking(move || Ok(at.record_pull(&new.name, &text)?)).await?;
+        drop(admitted);
         let mut pinned = PinnedBlobs::new(store);
         let blobs: Vec<_> =
             manifest.blobs().map(|layer| BlobSpec::blob(layer.digest, layer.size)).collect();
@@ -126,17 +133,19 @@ impl Registry {
         if !blocking(move || Ok(stored_package.is_stored(&at, &model_name)?)).await? {
             let mut pinned = PinnedBlobs::new(store);
             let blobs = package.blobs();
-            record_pull(store, &name, blobs.clone()).await?;
+            record_pull(store, NewModel::pulled(&name, blobs.clone()), options).await?;
             let blobs: Vec<_> =
                 blobs.into_iter().map(|(digest, size)| BlobSpec::blob(digest, size)).collect();
             self.pull_blobs(&mut sources, store, &blobs, report, &mut pinned).await?;
             send_progress(report, Progress::status("verifying sha256 digest")).await;
             send_progress(report, Progress::status("writing manifest")).await;
             let (at, keep, detect) =
-                (store.clone(), options.keep_unused, self.settings().detect_template);
+                (store.clone(), options.keep_unused, self.settings().detect_template.clone());
             let executor = self.settings().executor.clone();
-            return blocking(move || package.store(&at, &name, keep, detect, executor.as_deref()))
-                .await;
+            return blocking(move || {
+                package.store(&at, &name, keep, detect.as_deref(), executor.as_deref())
+            })
+            .await;
         }
         Ok(Vec::new())
     }
@@ -160,12 +169,8 @@ impl Registry {
                 url: Some(model.url(&session, file)),
             };
             let files: Vec<_> = model.files.iter().map(file).collect();
-            record_pull(
-                store,
-                &name,
-                model.files.iter().map(|file| (file.digest, file.size)).collect(),
-            )
-            .await?;
+            let blobs = model.files.iter().map(|file| (file.digest, file.size)).collect();
+            record_pull(store, NewModel::pulled(&name, blobs), options).await?;
             let mut pinned = PinnedBlobs::new(store);
             let mut sources =
                 Sources { sessions: VecDeque::from([session.clone()]), mirror_errors: Vec::new() };
@@ -425,14 +430,16 @@ async fn with_optional_notices<T>(
     }
 }
 
-/// Records the blobs of a model that is being pulled, until it is stored.
+/// Records the blobs of a model that is being pulled, until it is stored. The record keeps the
+/// space that the options' admission grants.
 pub(crate) async fn record_pull(
     store: &Arc<Store>,
-    name: &ModelName,
-    blobs: Vec<(Digest, u64)>,
+    model: NewModel,
+    options: &Options,
 ) -> Result<(), RegistryError> {
-    let (store, name) = (store.clone(), name.clone());
-    blocking(move || Ok(store.record_blobs(&name, &blobs)?)).await
+    let store = store.clone();
+    let _admitted = options.admit(&model).await?;
+    blocking(move || Ok(store.record_blobs(&model.name, &model.blobs)?)).await
 }
 
 /// Makes a callback that reports a blob's progress. Reported bytes never decrease, even if a

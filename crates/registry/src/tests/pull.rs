@@ -43,6 +43,37 @@ async fn a_pull_reports_like_ollama_and_stores_the_manifest_unchanged() {
     );
 }
 
+/// Admits models of at most so many bytes, and remembers how many it was asked for.
+#[derive(Debug, Default)]
+struct SizeLimit(u64, std::sync::Mutex<Vec<u64>>);
+
+impl puna_store::ModelAdmission for SizeLimit {
+    fn admit<'a>(&'a self, model: &'a puna_store::NewModel) -> puna_store::AdmissionFuture<'a> {
+        let bytes = model.blobs.iter().map(|(_, size)| size).sum();
+        self.1.lock().unwrap().push(bytes);
+        let refused = || puna_store::StoreError::NotAdmitted("too large".into());
+        let admitted: Result<puna_store::AdmissionGuard, _> =
+            if bytes > self.0 { Err(refused()) } else { Ok(Box::new(())) };
+        Box::pin(std::future::ready(admitted))
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_is_not_admitted_is_not_fetched() {
+    let model = Model::new(3000);
+    let server = Server::of(&model).await;
+    let bench = Bench::new();
+    for limit in [2999, 1 << 20] {
+        let admission = Arc::new(SizeLimit(limit, std::sync::Mutex::default()));
+        let options = Options { admission: Some(admission.clone()), ..Options::default() };
+        let (pulled, _) = bench.pull_with(&server.model(), options).await;
+        assert!(admission.1.lock().unwrap()[..] >= [3000][..], "the weights and more");
+        assert_eq!(pulled.is_ok(), limit > 3000, "{pulled:?}");
+        assert_eq!(server.blob_requests().is_empty(), pulled.is_err());
+        assert_eq!(bench.store.pulls().unwrap(), [], "no record stays");
+    }
+}
+
 impl Bench {
     fn layers(&self, server: &Server) -> impl Iterator<Item = Digest> + use<> {
         let entry = self.store.get(&ModelRef::parse(&server.model()).unwrap().name).unwrap();

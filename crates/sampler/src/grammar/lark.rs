@@ -8,6 +8,7 @@
 //! terminal may consume characters that GBNF would leave to what follows. The translation then
 //! rejects texts that GBNF accepts, never the other way round.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
@@ -20,14 +21,19 @@ const MAX_REGEX_BYTES: usize = 64 << 10;
 const MAX_PATTERNS_BYTES: usize = 4 << 20;
 /// Maximum number of bytes of the result.
 const MAX_LARK_BYTES: usize = 4 << 20;
+/// Maximum number of bytes of all expressions that the translation writes or copies. A rule that is
+/// mentioned often is copied each time. This is some tens of milliseconds.
+const MAX_WORK_BYTES: usize = 64 << 20;
 
 /// Translates a grammar to Lark for `llguidance`.
 ///
 /// # Errors
 /// The result is too large.
 pub fn write(grammar: &Grammar) -> Result<String, String> {
-    let regular = regular_rules(&grammar.rules);
-    let mut writer = Writer { regular, terminals: HashMap::new(), definitions: String::new() };
+    let budget = WorkBudget(Cell::new(MAX_WORK_BYTES));
+    let regular = regular_rules(&grammar.rules, &budget);
+    let mut writer =
+        Writer { regular, budget, terminals: HashMap::new(), definitions: String::new() };
     let mut rules = String::new();
     let mut wanted = vec![grammar.root];
     let mut seen = HashSet::from([grammar.root]);
@@ -35,8 +41,11 @@ pub fn write(grammar: &Grammar) -> Result<String, String> {
         let body = writer.expr(&grammar.rules[index]);
         let name = if index == grammar.root { "start".into() } else { rule_name(index) };
         let _ = writeln!(rules, "{name}: {}", if body.is_empty() { "\"\"" } else { &body });
-        if rules.len() + writer.definitions.len() > MAX_LARK_BYTES {
-            return Err("it is too large".into());
+        let is_too_long = rules.len() + writer.definitions.len() > MAX_LARK_BYTES;
+        if is_too_long || writer.budget.is_spent() {
+            return Err(
+                "it is too large: use fewer rules, and mention long rules less often".into()
+            );
         }
         if writer.regular[index].is_none() {
             let mut mentioned = Vec::new();
@@ -56,6 +65,23 @@ fn rule_name(index: usize) -> String {
     format!("r{index}")
 }
 
+/// Bytes that the translation may still write or copy. Once they are spent, no expression is
+/// regular, so that the rest of the translation is short.
+struct WorkBudget(Cell<usize>);
+
+impl WorkBudget {
+    /// Spends bytes; `None` if there are not as many.
+    fn spend(&self, bytes: usize) -> Option<()> {
+        let left = self.0.get().checked_sub(bytes);
+        self.0.set(left.unwrap_or(0));
+        left.map(drop)
+    }
+
+    fn is_spent(&self) -> bool {
+        self.0.get() == 0
+    }
+}
+
 /// A regular expression.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Regular {
@@ -67,7 +93,7 @@ struct Regular {
 
 /// Regular expressions of the rules that have one. Visits a rule after all rules that it mentions,
 /// so recursive rules are never visited.
-fn regular_rules(rules: &[Expr]) -> Vec<Option<Regular>> {
+fn regular_rules(rules: &[Expr], budget: &WorkBudget) -> Vec<Option<Regular>> {
     let mut done: Vec<Option<Regular>> = vec![None; rules.len()];
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
     let mut missing = vec![0usize; rules.len()];
@@ -80,7 +106,7 @@ fn regular_rules(rules: &[Expr]) -> Vec<Option<Regular>> {
     let mut ready: Vec<usize> = (0..rules.len()).filter(|&i| missing[i] == 0).collect();
     let mut left = MAX_PATTERNS_BYTES;
     while let Some(index) = ready.pop() {
-        let Some(found) = regular(&rules[index], &done) else { continue };
+        let Some(found) = regular(&rules[index], &done, budget) else { continue };
         let Some(rest) = left.checked_sub(found.pattern.len()) else { continue };
         left = rest;
         done[index] = Some(found);
@@ -104,22 +130,27 @@ fn mentions(expr: &Expr, found: &mut Vec<usize>) {
 }
 
 /// Converts an expression to a regular one, if it is regular and not too long.
-fn regular(expr: &Expr, rules: &[Option<Regular>]) -> Option<Regular> {
+fn regular(expr: &Expr, rules: &[Option<Regular>], budget: &WorkBudget) -> Option<Regular> {
     let found = match expr {
+        _ if budget.is_spent() => return None,
         Expr::Text(_) | Expr::Class { .. } | Expr::Any => character_pattern(expr),
-        Expr::Rule(index) => rules[*index].clone()?,
+        Expr::Rule(index) => {
+            let found = rules[*index].as_ref()?;
+            budget.spend(found.pattern.len())?;
+            return Some(found.clone());
+        }
         Expr::Token(_) => return None,
         Expr::Sequence(list) => {
             let mut all = Regular::EMPTY;
             for expr in list {
-                all = all.then("", &regular(expr, rules)?)?;
+                all = all.then("", &regular(expr, rules, budget)?)?;
             }
             all.grouped()
         }
         Expr::Choice(list) => {
             let mut all: Option<Regular> = None;
             for expr in list {
-                let part = regular(expr, rules)?;
+                let part = regular(expr, rules, budget)?;
                 all = Some(match all {
                     None => part,
                     Some(before) => {
@@ -131,11 +162,12 @@ fn regular(expr: &Expr, rules: &[Option<Regular>]) -> Option<Regular> {
             all.unwrap_or(Regular::EMPTY).grouped()
         }
         Expr::Repeat { what, min, max } => {
-            let what = regular(what, rules)?;
+            let what = regular(what, rules, budget)?;
             let nullable = *min == 0 || what.nullable;
             Regular { pattern: group(&format!("{}{}", what.pattern, times(*min, *max))), nullable }
         }
     };
+    budget.spend(found.pattern.len())?;
     (found.pattern.len() <= MAX_REGEX_BYTES).then_some(found)
 }
 
@@ -198,6 +230,7 @@ pub(super) fn escaped(c: char) -> String {
 
 struct Writer {
     regular: Vec<Option<Regular>>,
+    budget: WorkBudget,
     /// Numbers of terminals by their patterns.
     terminals: HashMap<String, usize>,
     definitions: String,
@@ -206,7 +239,7 @@ struct Writer {
 impl Writer {
     /// Writes an expression of a rule. Returns an empty string for the empty text.
     fn expr(&mut self, expr: &Expr) -> String {
-        if let Some(found) = regular(expr, &self.regular) {
+        if let Some(found) = regular(expr, &self.regular, &self.budget) {
             return self.terminal(&found);
         }
         match expr {
@@ -232,9 +265,12 @@ impl Writer {
     fn sequence(&mut self, list: &[Expr]) -> String {
         let (mut parts, mut run) = (Vec::new(), None::<Regular>);
         for expr in list {
-            let found = regular(expr, &self.regular);
+            let found = regular(expr, &self.regular, &self.budget);
             let longer = match (&run, &found) {
-                (Some(run), Some(found)) => run.clone().then("", found),
+                (Some(run), Some(found)) => {
+                    let copied = self.budget.spend(run.pattern.len() + found.pattern.len());
+                    copied.and_then(|()| run.clone().then("", found))
+                }
                 (None, found) => found.clone(),
                 (Some(_), None) => None,
             };

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use puna_registry::Registry;
-use puna_store::{JobExecutor, Listing, Model, Store, StoreError};
+use puna_store::{Listing, Model, Store, StoreError};
 use puna_tasks::run_blocking;
 
 pub(crate) use acquired_model::AcquiredModel;
@@ -24,7 +24,6 @@ use crate::api::image_urls::ImageFetcher;
 use crate::api::openai::responses::ResponseStore;
 use crate::canonical::ApiError;
 use crate::config::Config;
-use crate::file_worker::FileWorker;
 use crate::metrics::ServerMetrics;
 use crate::model_scheduler::Limits;
 use crate::models::blob_access::UploadedBlobs;
@@ -79,8 +78,9 @@ impl TagsCache {
 impl App {
     pub(crate) fn new(config: Config, launcher: Arc<dyn Launcher>) -> Result<Self, StoreError> {
         let mut settings = registry_client_settings::settings(&config);
-        let executor = |worker: FileWorker| -> Arc<dyn JobExecutor> { Arc::new(worker) };
-        settings.executor = launcher.file_worker().map(executor);
+        if let Some(worker) = launcher.file_worker() {
+            registry_client_settings::read_in_worker(&mut settings, worker);
+        }
         let registry = Registry::new(settings);
         Self::with_client(config, launcher, registry)
     }

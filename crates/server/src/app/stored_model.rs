@@ -52,6 +52,7 @@ pub(crate) fn api_details(details: Details) -> ModelDetails {
 pub(crate) fn store_error(error: &StoreError) -> ApiError {
     let status = match error {
         StoreError::NotFound(_) => 404,
+        StoreError::NotAdmitted(_) => 413,
         StoreError::NoSpace { .. } => 507,
         error if error.is_bad_request() => 400,
         _ => 500,

@@ -161,10 +161,11 @@ impl Authorizer {
         loaded.reload_if_changed(&self.path);
     }
 
-    /// Returns the present keys. A file that became invalid leaves them unchanged.
+    /// Returns the present keys. A file that became invalid leaves them unchanged. Without keys
+    /// each call checks the file, so that the first key takes effect with the next request.
     pub(crate) fn keys(&self) -> Arc<KeyFile> {
         let mut loaded = lock(&self.loaded);
-        if loaded.checked_at.elapsed() >= RELOAD_INTERVAL {
+        if loaded.keys.keys.is_empty() || loaded.checked_at.elapsed() >= RELOAD_INTERVAL {
             loaded.checked_at = Instant::now();
             loaded.reload_if_changed(&self.path);
         }

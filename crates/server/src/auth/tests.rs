@@ -216,6 +216,24 @@ fn with_keys_every_request_needs_a_valid_one() {
 }
 
 #[test]
+fn the_first_key_takes_effect_with_the_next_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys.toml");
+    let authorizer = Authorizer::new(&path).unwrap();
+    let mut file = KeyFile::default();
+    for name in ["a", "b"] {
+        assert_eq!(status(&authorizer, "/api/chat", &HeaderMap::new(), HERE), 200);
+        let secret = file.add(name, vec![Scope::Inference]).unwrap();
+        file.write(&path).unwrap();
+        assert_eq!(status(&authorizer, "/api/chat", &HeaderMap::new(), HERE), 401);
+        assert_eq!(status(&authorizer, "/api/chat", &bearer(&secret), HERE), 200);
+        file = KeyFile { open: true, ..KeyFile::default() };
+        file.write(&path).unwrap();
+        authorizer.reload();
+    }
+}
+
+#[test]
 fn keys_are_reloaded_and_a_broken_file_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys.toml");

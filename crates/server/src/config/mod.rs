@@ -33,7 +33,7 @@ use std::time::Duration;
 use puna_api::KeepAlive;
 pub use puna_api::{Address, DEFAULT_PORT};
 use puna_registry::{Hosts, Proxies};
-use puna_store::{Store, StoreError};
+use puna_store::{Store, StoreError, StoreMode};
 
 pub use effective::{Setting, Source};
 pub use error::{ConfigError, Warning};
@@ -83,6 +83,8 @@ pub struct Config {
     pub models: PathBuf,
     /// `PUNA_SEARCH_PATHS`: additional read-only models directories.
     pub search_paths: Vec<PathBuf>,
+    /// `PUNA_STORE_MODE`: permission bits of model files.
+    pub store_mode: Option<StoreMode>,
     /// `OLLAMA_ORIGINS`: allowed web origins besides local ones.
     pub origins: Origins,
     /// `PUNA_ALLOWED_HOSTS`: hosts (`name` or `name:port`) that a `Host` header may name besides
@@ -262,6 +264,7 @@ impl Config {
             address,
             models: models_folder(read),
             search_paths: read.folders("search_paths"),
+            store_mode: read.store_mode(),
             runner: read.runner(),
             origins: read.origins(),
             allowed_hosts: read.hosts("allowed_hosts"),
@@ -322,8 +325,8 @@ impl Config {
     /// # Errors
     /// The models directory is not a directory, or cannot be read.
     pub fn store(&self) -> Result<Store, StoreError> {
-        let store =
-            Store::open(&self.models)?.with_read_only_dirs(self.search_paths.iter().cloned());
+        let store = Store::open(&self.models)?.with_mode(self.store_mode);
+        let store = store.with_read_only_dirs(self.search_paths.iter().cloned());
         Ok(store.with_runner(self.runner.clone()))
     }
 

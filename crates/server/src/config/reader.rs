@@ -6,6 +6,7 @@ use std::time::Duration;
 use puna_api::{Address, KeepAlive, format_duration, parse_duration, parse_rate};
 use puna_graph::KvType;
 use puna_mirror::S3Location;
+use puna_store::StoreMode;
 
 use super::effective::{Setting, Source, quoted, shown_text};
 use super::error::{ConfigError, Warning};
@@ -429,6 +430,14 @@ impl<'a> SettingsReader<'a> {
             }
         };
         self.strict("runner", None, parse, |name| name.as_deref().map(quoted))
+    }
+
+    /// Reads the permission bits of model files.
+    pub fn store_mode(&mut self) -> Option<StoreMode> {
+        let parse = |text: &str| {
+            text.parse().map(Some).map_err(|problem: String| format!("is {text:?}: {problem}"))
+        };
+        self.strict("store_mode", None, parse, |mode| mode.map(|mode| quoted(&mode.to_string())))
     }
 
     /// Reads the speculation setting.

@@ -93,6 +93,15 @@ pub const SETTINGS: &[SettingDefinition] = &[
         help: None,
     },
     SettingDefinition {
+        key: "store_mode",
+        variables: &["PUNA_STORE_MODE"],
+        kind: ValueKind::Text,
+        group: SettingGroup::Server,
+        default: SettingDefault::Unset,
+        meaning: "[permission bits](../guide/store.md#permissions) of new model files, such as `0640`; unset: by the umask",
+        help: None,
+    },
+    SettingDefinition {
         key: "runner",
         variables: &["PUNA_RUNNER"],
         kind: ValueKind::Text,

@@ -556,6 +556,20 @@ fn the_manual_has_every_setting_of_a_host() {
 }
 
 #[test]
+fn the_mode_of_model_files_is_octal_and_must_be_valid() {
+    let c = with_file("store_mode = \"0640\"", &[], &[]).unwrap();
+    assert_eq!(c.store_mode, "0640".parse().ok());
+    let c = with_file("", &[("PUNA_STORE_MODE", "664")], &[]).unwrap();
+    assert_eq!(c.store_mode.map(|mode| mode.to_string()).as_deref(), Some("0664"));
+    assert_eq!(with_file("", &[], &[]).unwrap().store_mode, None);
+    let refused = with_file("store_mode = \"0666\"", &[], &[]).unwrap_err().to_string();
+    assert!(
+        refused.contains("line 1: store_mode is \"0666\": it must be one of 0600"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn search_paths_are_absolute() {
     let c = with_file("search_paths = [\"/srv/models\", \"~/more\"]", &[("HOME", "/home/me")], &[])
         .unwrap();

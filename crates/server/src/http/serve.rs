@@ -49,7 +49,7 @@ pub(crate) static HANDSHAKES: SharedTable = SharedTable {
     limits: &[TableLimit::Entries(MAX_HANDSHAKES)],
     shares: &[TableLimit::Entries(CLIENT_HANDSHAKES)],
     when_full: "further handshakes of the client wait; those that last 500 ms are closed",
-    test: "a_client_that_stalls_handshakes_leaves_slots_to_another",
+    test: "handshakes_of_one_client_leave_half_of_the_slots_to_another",
 };
 
 /// Interval between looks for a free handshake slot.

@@ -5,13 +5,14 @@
 //! of another namespace as for an absent blob. The upload of the same content proves that the
 //! caller has it, and makes the blob visible.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use puna_mirror::{SharedTable, TableLimit};
+use puna_mirror::{FreeQuota, SharedTable, StorageUsage, TableLimit};
 use puna_store::{Digest, Store, StoreError};
 
 use crate::auth::caller::{Action, Caller};
+use crate::models::quota::UploadQuota;
 use crate::util::lock::lock;
 
 /// Number of uploads that are known for each list of namespaces. Older ones have to be sent again.
@@ -27,22 +28,114 @@ pub(crate) static UPLOADED_BLOBS: SharedTable = SharedTable {
     test: "a_caller_with_many_uploads_forgets_only_its_own",
 };
 
-/// Digests of uploads by the namespaces of their callers.
+/// Uploads by the namespaces of their callers. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UploadedBlobs(Arc<Mutex<UploadMap>>);
+
+type UploadMap = HashMap<Arc<[String]>, CallerUploads>;
+
+/// Uploads of the callers with the same namespaces.
 #[derive(Debug, Default)]
-pub(crate) struct UploadedBlobs(Mutex<HashMap<Arc<[String]>, VecDeque<Digest>>>);
+struct CallerUploads {
+    /// Complete uploads with their sizes in bytes, the oldest first.
+    complete: VecDeque<(Digest, u64)>,
+    /// Bytes and number of all uploads that are being received.
+    receiving: StorageUsage,
+    /// Bytes and number of all uploads that were ever completed.
+    completed: StorageUsage,
+}
+
+/// An upload that is being received. Its bytes count to the caller until it is dropped, and
+/// [`UploadReservation::complete`] counts the complete upload.
+#[derive(Debug)]
+pub(crate) struct UploadReservation {
+    uploads: UploadedBlobs,
+    namespaces: Arc<[String]>,
+    quota: UploadQuota,
+    /// Completed uploads when the quota was read.
+    completed_before: StorageUsage,
+    bytes: u64,
+}
+
+impl UploadReservation {
+    /// Reserves space for further bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::NotAdmitted`].
+    pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), StoreError> {
+        let mut all = lock(&self.uploads.0);
+        let own = all.entry(self.namespaces.clone()).or_default();
+        own.receiving.bytes = own.receiving.bytes.saturating_add(bytes);
+        self.bytes = self.bytes.saturating_add(bytes);
+        // Other uploads may have been completed since the quota was read.
+        let (now, before) = (own.completed, self.completed_before);
+        self.quota.check(StorageUsage {
+            bytes: own.receiving.bytes.saturating_add(now.bytes.saturating_sub(before.bytes)),
+            objects: own.receiving.objects + now.objects.saturating_sub(before.objects),
+        })
+    }
+
+    /// Records the complete upload.
+    pub(crate) fn complete(self, digest: &Digest) {
+        let mut all = lock(&self.uploads.0);
+        let own = all.entry(self.namespaces.clone()).or_default();
+        own.completed.bytes = own.completed.bytes.saturating_add(self.bytes);
+        own.completed.objects += 1;
+        own.complete.retain(|(known, _)| known != digest);
+        own.complete.push_back((*digest, self.bytes));
+        if own.complete.len() > MAX_UPLOADED_BLOBS {
+            own.complete.pop_front();
+        }
+    }
+}
+
+impl Drop for UploadReservation {
+    fn drop(&mut self) {
+        if let Some(own) = lock(&self.uploads.0).get_mut(&self.namespaces) {
+            own.receiving.bytes = own.receiving.bytes.saturating_sub(self.bytes);
+            own.receiving.objects = own.receiving.objects.saturating_sub(1);
+        }
+    }
+}
 
 impl UploadedBlobs {
-    /// Records that a caller has uploaded a blob. Callers without limits need no record.
-    pub(crate) fn record(&self, caller: &Caller, digest: &Digest) {
-        if !caller.is_confined() {
-            return;
-        }
-        let mut all = lock(&self.0);
-        let own = all.entry(caller.namespaces()).or_default();
-        own.retain(|known| known != digest);
-        own.push_back(*digest);
-        if own.len() > MAX_UPLOADED_BLOBS {
-            own.pop_front();
+    /// Starts an upload of a caller with namespaces, within a quota that was just read. Earlier
+    /// uploads count unless a model of the namespace has them.
+    ///
+    /// # Errors
+    /// [`StoreError::NotAdmitted`].
+    pub(crate) fn reserve(
+        &self,
+        store: &Store,
+        caller: &Caller,
+        free: &[FreeQuota],
+    ) -> Result<UploadReservation, StoreError> {
+        self.forget_removed(store, caller);
+        let namespaces = caller.namespaces();
+        let mut reserved = {
+            let mut all = lock(&self.0);
+            let own = all.entry(namespaces.clone()).or_default();
+            own.receiving.objects += 1;
+            let quota = UploadQuota::new(free, &own.complete);
+            let (uploads, completed_before) = (self.clone(), own.completed);
+            UploadReservation { uploads, namespaces, quota, completed_before, bytes: 0 }
+        };
+        reserved.grow(0)?;
+        Ok(reserved)
+    }
+
+    /// Forgets complete uploads that the store no longer has.
+    fn forget_removed(&self, store: &Store, caller: &Caller) {
+        let namespaces = caller.namespaces();
+        let known: Vec<Digest> = {
+            let all = lock(&self.0);
+            let own = all.get(&namespaces).into_iter().flat_map(|own| &own.complete);
+            own.map(|(digest, _)| *digest).collect()
+        };
+        let removed: HashSet<Digest> =
+            known.into_iter().filter(|digest| !store.has_blob(digest)).collect();
+        if let Some(own) = lock(&self.0).get_mut(&namespaces) {
+            own.complete.retain(|(digest, _)| !removed.contains(digest));
         }
     }
 
@@ -66,7 +159,9 @@ impl UploadedBlobs {
     }
 
     fn has_uploaded(&self, caller: &Caller, digest: &Digest) -> bool {
-        lock(&self.0).get(&caller.namespaces()).is_some_and(|own| own.contains(digest))
+        let all = lock(&self.0);
+        let own = all.get(&caller.namespaces());
+        own.is_some_and(|own| own.complete.iter().any(|(known, _)| known == digest))
     }
 }
 
@@ -76,16 +171,54 @@ mod tests {
 
     #[test]
     fn a_caller_with_many_uploads_forgets_only_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
         let uploads = UploadedBlobs::default();
         let [bob, eve] = ["bob", "eve"].map(|name| Caller::new(&[name.to_owned()]));
         let digest = |n: usize| Digest::of(n.to_string().as_bytes());
-        uploads.record(&eve, &digest(0));
-        for n in 0..=MAX_UPLOADED_BLOBS {
-            uploads.record(&bob, &digest(n));
-        }
+        uploads.reserve(&store, &eve, &[]).unwrap().complete(&digest(0));
+        let started: Vec<_> =
+            (0..=MAX_UPLOADED_BLOBS).map(|_| uploads.reserve(&store, &bob, &[]).unwrap()).collect();
+        started.into_iter().enumerate().for_each(|(n, upload)| upload.complete(&digest(n)));
         assert!(uploads.has_uploaded(&bob, &digest(MAX_UPLOADED_BLOBS)));
         assert!(!uploads.has_uploaded(&bob, &digest(0)), "the oldest one is forgotten");
         assert!(uploads.has_uploaded(&eve, &digest(0)));
         assert!(!uploads.has_uploaded(&eve, &digest(1)));
+    }
+
+    #[test]
+    fn uploads_of_a_caller_share_its_quota() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let (uploads, caller) = (UploadedBlobs::default(), Caller::new(&["a".into(), "b".into()]));
+        let free = |namespace: &str, bytes, objects, stored: &[(Digest, u64)]| FreeQuota {
+            namespace: namespace.into(),
+            free: StorageUsage { bytes, objects },
+            stored: stored.iter().copied().collect(),
+        };
+        let quota = [free("a", 100, 9, &[]), free("b", 50, 9, &[])];
+        let start = |quota: &[FreeQuota]| uploads.reserve(&store, &caller, quota);
+        let (mut first, mut second) = (start(&quota).unwrap(), start(&quota).unwrap());
+        first.grow(60).unwrap();
+        second.grow(40).unwrap();
+        assert!(matches!(second.grow(1), Err(StoreError::NotAdmitted(_))));
+        drop(second);
+        // The store has the completed blob, which counts until a model has it.
+        let blob = store.add_blob(&[7; 60]).unwrap().digest;
+        let mut third = start(&quota).unwrap();
+        first.complete(&blob);
+        assert!(third.grow(41).is_err(), "completed since the quota was read");
+        drop(third);
+        let fits = |quota: &[FreeQuota], bytes| {
+            start(quota).is_ok_and(|mut upload| upload.grow(bytes).is_ok())
+        };
+        assert!(fits(&quota, 40) && !fits(&quota, 41));
+        let used = [free("a", 40, 9, &[(blob, 60)])];
+        assert!(fits(&used, 40) && !fits(&used, 41), "the model counts instead");
+        let few = [free("a", 100, 1, &[])];
+        assert!(!fits(&few, 0), "the completed upload is one object");
+        std::fs::remove_file(store.blob_path(&blob)).unwrap();
+        assert!(fits(&few, 100), "it was removed");
+        assert!(fits(&[], u64::MAX), "without a quota");
     }
 }

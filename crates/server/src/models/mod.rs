@@ -14,4 +14,5 @@ pub(crate) mod manager;
 pub(crate) mod memory;
 pub(crate) mod memory_plans;
 pub(crate) mod names;
+pub(crate) mod quota;
 pub(crate) mod registry_client_settings;

@@ -49,9 +49,11 @@ pub(super) async fn verify(
     let last_only = request.stream == Some(false);
     let repair = request.repair.then_some(Repair { insecure: request.insecure, access });
     let (to, lines) = mpsc::channel::<ProgressLine>(CHANNEL_LINES);
-    let work = app.clone();
+    let (work, caller) = (app.clone(), Caller::current());
     puna_tasks::spawn(async move {
-        let last = match verify_models(&work, model, repair, &to).await {
+        // A repair may store a newer version of the model, within the caller's quota.
+        let verified = caller.run_as(verify_models(&work, model, repair, &to));
+        let last = match verified.await {
             Ok(()) => Ok(status("success")),
             Err(failure) => Err(failure),
         };
@@ -181,7 +183,7 @@ async fn pull_again(
     let name = file.name.clone()?;
     send_progress(to, status(format!("repairing {name}"))).await;
     let from = ModelRef { http: repair.insecure, ..ModelRef::of(name.clone()) };
-    match transfer::pull_model(app, &from, repair.access, to).await {
+    match transfer::pull_model(app, &Caller::current(), &from, repair.access, to).await {
         Ok(()) => Some(name),
         Err(failure) => {
             send_progress(to, status(format!("cannot repair {name}: {}", failure.message))).await;
@@ -277,7 +279,8 @@ async fn fetch_damaged_blobs(
     let mut fetched = Ok(());
     for runner in damaged_runners(entry, damages) {
         let from = ModelRef { http: repair.insecure, runner, ..ModelRef::of(entry.name.clone()) };
-        fetched = fetched.and(transfer::pull_model(app, &from, repair.access, to).await);
+        fetched = fetched
+            .and(transfer::pull_model(app, &Caller::current(), &from, repair.access, to).await);
     }
     // Blobs that were not fetched are put back: a damaged blob may still be useful to its owner.
     app.store(move |_| drop(displaced)).await?;

@@ -21,6 +21,7 @@ use super::runner_model::{
     EmbedCallback, EncodeCancelled, EncodeResult, LoadError, Loader, PairFormat, RerankCallback,
     RunnerModel, RunnerModelInfo,
 };
+use super::worker::encoding_bytes;
 use crate::canonical::TokenizeTask;
 use crate::model_scheduler::LoadOptions;
 use crate::options::speculate::DraftModelSpec;
@@ -326,7 +327,7 @@ fn memory_parts(report: &puna_engine::MemoryReport) -> MemoryParts {
         kv: report.cache + report.states,
         scratch: report.scratch,
         draft: report.draft,
-        other: 0,
+        other: encoding_bytes(),
     }
 }
 
@@ -483,6 +484,16 @@ mod tests {
             kernels: None,
             threads: Some(1),
         }
+    }
+
+    #[test]
+    fn the_plan_counts_the_memory_of_concurrent_encodings() {
+        let draft = DraftModelSpec { name: "d".into(), weights: None, optional: true };
+        let plan = LocalLoader.plan(&without_draft(&spec(draft))).unwrap();
+        assert_eq!(plan.other, encoding_bytes());
+        // A piece of 64 KiB takes four times its size, in at least eight threads.
+        assert!(plan.other >= 8 * 4 * (64 << 10), "{}", plan.other);
+        assert!(plan.total() > plan.other);
     }
 
     #[test]

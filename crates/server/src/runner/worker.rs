@@ -221,16 +221,13 @@ fn serve(
         .name("heartbeat".into())
         .spawn(move || send_heartbeats(model_for_heartbeats.as_ref(), &to, &stopped))?;
     let preparer = Arc::new(Preparer::new(model.clone()));
-    let cores = thread::available_parallelism().map_or(PREPARER_THREADS.0, usize::from);
-    let cores = cores.clamp(PREPARER_THREADS.0, PREPARER_THREADS.1);
     let start = |name, threads, share, nice| spawn_preparers(name, threads, share, nice, &preparer);
-    let ordinary = start("prepare", cores, cores, 0)?;
-    let large = LARGE_PREPARER_THREADS;
+    let [few, large, small_grammars, large_grammars] = preparer_threads();
+    let ordinary = start("prepare", few, few, 0)?;
     let large = start("prepare large", large, large, LONG_PREPARATION_NICE)?;
-    let grammar =
-        |name| start(name, CONSTRAINT_PREPARER_THREADS, CLIENT_CONSTRAINTS, LONG_PREPARATION_NICE);
-    let constrained = grammar("prepare grammar")?;
-    let large_constrained = grammar("large grammar")?;
+    let grammar = |name, threads| start(name, threads, CLIENT_CONSTRAINTS, LONG_PREPARATION_NICE);
+    let constrained = grammar("prepare grammar", small_grammars)?;
+    let large_constrained = grammar("large grammar", large_grammars)?;
     let tasks = Arc::new(Tasks::default());
     while let Some(message) = read::<RunnerRequest>(incoming)? {
         match message {
@@ -272,6 +269,22 @@ fn serve(
     }
     drop(stop);
     Ok(())
+}
+
+/// Numbers of threads that prepare tasks: ordinary and large ones without a constraint, then small
+/// and large ones with one.
+fn preparer_threads() -> [usize; 4] {
+    let cores = thread::available_parallelism().map_or(PREPARER_THREADS.0, usize::from);
+    let cores = cores.clamp(PREPARER_THREADS.0, PREPARER_THREADS.1);
+    let constrained = CONSTRAINT_PREPARER_THREADS;
+    [cores, LARGE_PREPARER_THREADS, constrained, constrained]
+}
+
+/// Largest working memory of a runner for texts that it encodes, in bytes: one piece for each
+/// thread.
+pub(super) fn encoding_bytes() -> u64 {
+    let threads: usize = preparer_threads().iter().sum();
+    threads as u64 * puna_tokenizer::ENCODING_BYTES as u64
 }
 
 /// Sends a heartbeat every [`HEARTBEAT_INTERVAL`] until `stopped` is dropped.

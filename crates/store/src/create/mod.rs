@@ -18,6 +18,8 @@ pub use request::{
     FileTemplate, NamedTemplate,
 };
 
+use crate::admission::NewModel;
+use crate::blobs::NewBlob;
 use crate::builtin;
 use crate::digest::Digest;
 use crate::embedded::params_bytes;
@@ -28,6 +30,7 @@ use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
 use crate::model::Weights;
 use crate::name::{ModelName, ModelRef};
+use crate::pins::{Pins, WorkGuard};
 use crate::progress::{Progress, ProgressFn};
 use crate::remote::Remote;
 use crate::store::Store;
@@ -48,19 +51,72 @@ impl Store {
         hooks: &CreateHooks<'_>,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
+        let built = self.build_model(name, request, hooks, progress)?;
+        self.name_built_model(built, hooks.keep_unused, progress)
+    }
+
+    /// Like [`Store::create`], up to the manifest: [`Store::name_built_model`] writes it.
+    ///
+    /// # Errors
+    /// Those of [`Store::create`].
+    pub fn build_model(
+        &self,
+        name: &ModelName,
+        request: &CreateRequest,
+        hooks: &CreateHooks<'_>,
+        progress: ProgressFn<'_>,
+    ) -> Result<BuiltModel, StoreError> {
         check::check(request, hooks)?;
-        let _work = self.begin_work();
+        let work = self.begin_work();
         let mut builder = ModelBuilder::default();
-        let made = self.build(name, request, hooks, progress, &mut builder);
-        // Blobs in a manifest need no pin, and the others may be removed, also after an error.
+        let built = self.build(name, request, hooks, progress, &mut builder);
         let files =
             request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
         let files = files.map(|(_, digest)| digest).chain(&request.imatrix);
         let files = files.filter_map(|digest| digest.parse().ok());
-        self.pins.unpin(
-            files.chain(builder.pinned).chain(builder.layers.iter().map(|l| l.layer.digest)),
-        );
-        made
+        let mut pinned: Vec<Digest> = files.chain(builder.pinned).collect();
+        pinned.extend(builder.layers.iter().map(|l| l.layer.digest));
+        let mut new_blobs: Vec<Digest> =
+            builder.layers.iter().filter(|l| l.is_new).map(|l| l.layer.digest).collect();
+        let (name, manifest, config) = match built {
+            Ok(built) => built,
+            Err(error) => {
+                self.pins.unpin(pinned);
+                return Err(error);
+            }
+        };
+        pinned.push(config.digest);
+        new_blobs.extend(config.is_new.then_some(config.digest));
+        let text = manifest.to_bytes();
+        let description = NewModel::of_manifest(&name, &manifest, text.len());
+        let pins = self.pins.clone();
+        Ok(BuiltModel { description, manifest: text, new_blobs, pinned, pins, _work: work })
+    }
+
+    /// Writes the manifest of a built model, which replaces a model of the same name.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn name_built_model(
+        &self,
+        model: BuiltModel,
+        keep_unused: bool,
+        progress: ProgressFn<'_>,
+    ) -> Result<(), StoreError> {
+        progress(Progress::status("writing manifest"));
+        self.write_manifest(&model.description.name, &model.manifest, keep_unused)?;
+        progress(Progress::status("success"));
+        Ok(())
+    }
+
+    /// Removes the blobs that were stored for a built model only.
+    ///
+    /// # Errors
+    /// The store cannot be written. Garbage collection then removes the blobs.
+    pub fn discard_built_model(&self, mut model: BuiltModel) -> Result<(), StoreError> {
+        let new_blobs = std::mem::take(&mut model.new_blobs);
+        drop(model);
+        self.discard_blobs(&new_blobs)
     }
 
     fn build(
@@ -70,7 +126,7 @@ impl Store {
         hooks: &CreateHooks<'_>,
         progress: ProgressFn<'_>,
         builder: &mut ModelBuilder,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(ModelName, Manifest, NewBlob), StoreError> {
         let name = self.spelling(name)?;
         let executor = hooks.executor();
         // Check the small importance matrix before the large weights.
@@ -114,11 +170,33 @@ impl Store {
                 .cloned()
                 .collect(),
         };
-        progress(Progress::status("writing manifest"));
-        self.write_manifest(&name, &manifest.to_bytes(), hooks.keep_unused)
-            .inspect_err(|_| self.pins.unpin([blob.digest]))?;
-        progress(Progress::status("success"));
-        Ok(())
+        Ok((name, manifest, blob))
+    }
+}
+
+/// A model without its name: all of its blobs are stored. Dropping it lets garbage collection
+/// remove them.
+pub struct BuiltModel {
+    description: NewModel,
+    manifest: Vec<u8>,
+    /// Blobs that the store did not have before.
+    new_blobs: Vec<Digest>,
+    pinned: Vec<Digest>,
+    pins: Pins,
+    _work: WorkGuard,
+}
+
+impl BuiltModel {
+    /// Name, blobs and manifest of the model.
+    pub fn description(&self) -> &NewModel {
+        &self.description
+    }
+}
+
+impl Drop for BuiltModel {
+    fn drop(&mut self) {
+        // Blobs in a manifest need no pin.
+        self.pins.unpin(self.pinned.drain(..));
     }
 }
 

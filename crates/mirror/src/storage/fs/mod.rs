@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use puna_store::{Digest, Entry, Store, last_use};
+use puna_store::{Digest, Entry, ModelName, Store, last_use};
 
 use list_models::{blobs_of, children_of};
 use notes::FileNotes;
@@ -373,6 +373,16 @@ impl ObjectInventory for FileStorage {
 
     fn metadata_usage(&self, scope: InventoryScope) -> StorageFuture<'_, NamespaceUsages> {
         Box::pin(self.run_blocking(move |registry| registry.metadata_usage(&scope)))
+    }
+
+    fn pulled_blobs(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<(Digest, u64)>> {
+        Box::pin(self.run_blocking(move |registry| {
+            let is_wanted = |name: &ModelName| {
+                Repository::from_model_name(name).is_some_and(|name| scope.contains(&name))
+            };
+            let pulls = registry.store.pulls()?.into_iter().filter(|pull| is_wanted(&pull.name));
+            Ok(pulls.flat_map(|pull| pull.reserved_blobs()).collect())
+        }))
     }
 
     fn collect_garbage(&self) -> StorageFuture<'_, ()> {

@@ -497,6 +497,8 @@ impl UploadSession {
         registry.mark_pushed(&self.repository()?, &digest, self.record.committed)?;
         let dir = registry.blobs();
         fs::create_dir_all(&dir).map_err(io_error("create the folder", &dir))?;
+        // The blob becomes a model file by a hard link.
+        registry.store.apply_mode(&file).map_err(io_error("set the permissions of", &path))?;
         file.sync_all().map_err(io_error("write", &path))?;
         let target = registry.blob(&digest);
         // An existing blob may have a hard link in the store; replacing it would use the space
@@ -577,6 +579,28 @@ mod tests {
             let gone = uploads.lock_session(&name, &id).await;
             assert!(matches!(gone, Err(MirrorError::UploadUnknown(_))));
             assert_eq!(registry_dir::file_names(&registry.uploads()).unwrap(), [""; 0]);
+        }
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_pushed_blob_has_the_mode_of_model_files() {
+        use std::os::unix::fs::PermissionsExt;
+        let (dir, name) = (tempfile::tempdir().unwrap(), Repository::parse("a/b").unwrap());
+        for mode in [0o600, 0o640, 0o664] {
+            let parsed = format!("{mode:o}").parse().ok();
+            let store = Store::open(dir.path()).unwrap().with_mode(parsed);
+            let registry = RegistryDir::new(Arc::new(store));
+            let uploads = UploadSessions::new(registry.clone());
+            let id = uploads.create(&name, "k").unwrap();
+            let digest = Digest::of(format!("{mode}").as_bytes());
+            fs::write(registry.uploads().join(id.as_str()), format!("{mode}")).unwrap();
+            let mut upload = uploads.lock_session(&name, &id).await.unwrap();
+            upload.record.committed = format!("{mode}").len() as u64;
+            upload.hasher = None;
+            upload.finish(&registry, digest).unwrap();
+            let meta = fs::metadata(registry.blob(&digest)).unwrap();
+            assert_eq!(meta.permissions().mode() & 0o777, mode);
         }
     }
 }

@@ -81,8 +81,10 @@ impl Registry {
         let name = import.store.stored_spelling(&model.name)?;
         match model.package {
             Some(package) => {
-                let (detect, executor) =
-                    (self.settings().detect_template, self.settings().executor.as_deref());
+                let (detect, executor) = (
+                    self.settings().detect_template.as_deref(),
+                    self.settings().executor.as_deref(),
+                );
                 package.store(import.store, &name, keep_unused, detect, executor)?;
             }
             None => {

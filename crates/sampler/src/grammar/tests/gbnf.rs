@@ -154,3 +154,23 @@ fn gbnf_rules_may_name_tokens() {
     assert!(!next.contains(&97) && next.contains(&98) && next.contains(&257));
     assert!(compile(&Constraint::Gbnf("root ::= <nothing>".into())).is_err());
 }
+
+#[test]
+fn the_copies_of_long_rules_are_bounded() {
+    let long: String =
+        (0..7000).map(|n| format!("[a-{}]", (b'b' + n as u8 % 25) as char)).collect();
+    let of = |mentions: usize| {
+        // The token makes the rule irregular, so that each mention is copied for itself.
+        format!("root ::= <mark> {} root\nr ::= {long}\n", "r ".repeat(mentions))
+    };
+    let translate = |text: &str| gbnf::parse(text).and_then(|grammar| lark::write(&grammar));
+    assert!(translate(&of(20)).is_ok());
+    let refused = translate(&of(100_000)).unwrap_err();
+    assert_eq!(refused, "it is too large: use fewer rules, and mention long rules less often");
+    // A large grammar of short rules, as programs make from schemas, is translated.
+    let short =
+        (0..6000).map(|n| format!("r{n} ::= \"k{n}\" [0-9]+ ( r{} | \",\" )\n", (n + 1) % 6000));
+    let text = format!("root ::= r0\n{}", short.collect::<String>());
+    assert!(text.len() > 200_000, "{}", text.len());
+    assert!(translate(&text).is_ok());
+}

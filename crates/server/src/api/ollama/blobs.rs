@@ -11,6 +11,8 @@ use crate::app::{App, store_error};
 use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
 use crate::http::{BodyReader, ErrorResponse, Ollama};
+use crate::models::blob_access::UploadReservation;
+use crate::models::quota::free_quotas;
 
 /// Bytes of the disk that uploads of callers with limited namespaces leave free.
 const MIN_FREE_BYTES: u64 = 256 << 20;
@@ -44,16 +46,27 @@ pub(crate) async fn upload(
     if is_visible && app.store(move |store| store.verify_blob(&digest).is_ok()).await? {
         return Ok(StatusCode::OK.into_response());
     }
-    let is_confined = Caller::current().is_confined();
+    let caller = Caller::current();
+    let free = match caller.is_confined() {
+        true => free_quotas(app.mirror(), &caller).await.map_err(|error| store_error(&error))?,
+        false => Vec::new(),
+    };
     let (pieces, received) = mpsc::channel(CHANNEL_PIECES);
-    let stored = app.store(move |store| write_blob(store, received, &digest, is_confined));
+    let work = app.clone();
+    let stored = app.store(move |store| {
+        if !caller.is_confined() {
+            return write_blob(store, received, &digest, None).map(drop);
+        }
+        let mut reserved = work.uploaded_blobs().reserve(store, &caller, &free)?;
+        if write_blob(store, received, &digest, Some(&mut reserved))? {
+            reserved.complete(&digest);
+        }
+        Ok(())
+    });
     let (sent, stored) = tokio::join!(send_body(request, pieces), stored);
     sent?;
     match stored? {
-        Ok(()) => {
-            app.uploaded_blobs().record(&Caller::current(), &digest);
-            Ok(StatusCode::CREATED.into_response())
-        }
+        Ok(()) => Ok(StatusCode::CREATED.into_response()),
         Err(error) => Err(store_error(&error).into()),
     }
 }
@@ -94,27 +107,32 @@ fn check_free_space(store: &puna_store::Store) -> Result<(), StoreError> {
     }
 }
 
+/// Writes the pieces of an upload, within the reservation of a caller with namespaces. Returns
+/// whether the upload is complete.
 fn write_blob(
     store: &puna_store::Store,
     mut from: mpsc::Receiver<Option<Bytes>>,
     digest: &Digest,
-    leaves_free_space: bool,
-) -> Result<(), StoreError> {
+    mut reserved: Option<&mut UploadReservation>,
+) -> Result<bool, StoreError> {
     let mut writer = store.blob_writer()?;
     let mut unchecked = FREE_SPACE_CHECK_BYTES;
     while let Some(piece) = from.blocking_recv() {
         match piece {
             Some(bytes) => {
                 unchecked += bytes.len();
-                if leaves_free_space && unchecked >= FREE_SPACE_CHECK_BYTES {
-                    check_free_space(store)?;
-                    unchecked = 0;
+                if let Some(reserved) = reserved.as_deref_mut() {
+                    reserved.grow(bytes.len() as u64)?;
+                    if unchecked >= FREE_SPACE_CHECK_BYTES {
+                        check_free_space(store)?;
+                        unchecked = 0;
+                    }
                 }
                 writer.write(&bytes)?;
             }
-            None => return writer.finish(Some(digest)).map(drop),
+            None => return writer.finish(Some(digest)).map(|_| true),
         }
     }
     // The upload was interrupted: dropping the writer removes the partial file.
-    Ok(())
+    Ok(false)
 }

@@ -8,7 +8,8 @@ use axum::response::Response;
 use puna_api::ollama::{CreateRequest, Progress};
 use puna_registry::OutgoingAccess;
 use puna_store::{
-    CreateHooks, Digest, FileTemplate, ModelName, ModelRef, ModelSource, Store, StoreError,
+    BuiltModel, CreateHooks, Digest, FileTemplate, ModelName, ModelRef, ModelSource, Store,
+    StoreError,
 };
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
@@ -22,6 +23,7 @@ use crate::canonical::{ApiError, RunOptions};
 use crate::file_worker::FileWorker;
 use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, Ollama, record_ignored_field};
 use crate::model_scheduler::LoadOptions;
+use crate::models::quota::QuotaAdmission;
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
 use crate::version::OLLAMA_VERSION;
@@ -81,7 +83,7 @@ async fn create_or_pull(
     to: &mpsc::Sender<ProgressLine>,
 ) -> Result<(), ApiError> {
     let request = Arc::new(request);
-    let missing = match try_create(app, &name, &request, to).await? {
+    let missing = match try_create(app, caller, &name, &request, to).await? {
         Err(error @ StoreError::NotFound(_)) => error,
         made => return made.map_err(|e| create_failure(&e)),
     };
@@ -92,8 +94,8 @@ async fn create_or_pull(
     if !caller.may(Action::Change, &from.name) {
         return Err(base_unavailable(&from.name));
     }
-    transfer::pull_model(app, &from, access, to).await?;
-    try_create(app, &name, &request, to).await?.map_err(|e| create_failure(&e))
+    transfer::pull_model(app, caller, &from, access, to).await?;
+    try_create(app, caller, &name, &request, to).await?.map_err(|e| create_failure(&e))
 }
 
 /// Permits the use of uploaded files. A blob that the caller may not know of is answered like one
@@ -133,24 +135,47 @@ fn base_unavailable(name: &ModelName) -> ApiError {
     )
 }
 
+/// Builds a model, then stores it under its name if the quota of the namespace allows it.
 async fn try_create(
     app: &App,
+    caller: &Caller,
     name: &ModelName,
     request: &Arc<puna_store::CreateRequest>,
     to: &mpsc::Sender<ProgressLine>,
 ) -> Result<Result<(), StoreError>, ApiError> {
     let (name, request, to) = (name.clone(), request.clone(), to.clone());
     let (keep_unused, worker) = (app.config().no_prune, app.launcher().file_worker());
-    let create = move |store: &Store| {
+    let lines = to.clone();
+    let build = move |store: &Store| {
         let mut progress = |line| _ = to.blocking_send(Ok(api_progress(line)));
         let base =
             CreateHooks { keep_unused, version: Some(OLLAMA_VERSION), ..CreateHooks::default() };
         match &worker {
-            Some(worker) => create_with_worker(store, &name, &request, base, worker, &mut progress),
-            None => create_in_process(store, &name, &request, base, &mut progress),
+            Some(worker) => build_with_worker(store, &name, &request, base, worker, &mut progress),
+            None => build_in_process(store, &name, &request, base, &mut progress),
         }
     };
-    app.store(create).await
+    let built = match app.store(build).await? {
+        Ok(built) => built,
+        Err(error) => return Ok(Err(error)),
+    };
+    let _admitted = match QuotaAdmission::of(app.mirror(), caller) {
+        Some(admission) => match admission.admit(built.description()).await {
+            Ok(guard) => Some(guard),
+            Err(refused) => {
+                if let Err(error) = app.store(|store| store.discard_built_model(built)).await? {
+                    tracing::warn!(%error, "cannot remove the blobs of a model that exceeds a quota");
+                }
+                return Ok(Err(refused));
+            }
+        },
+        None => None,
+    };
+    let name = move |store: &Store| {
+        let mut progress = |line| _ = lines.blocking_send(Ok(api_progress(line)));
+        store.name_built_model(built, keep_unused, &mut progress)
+    };
+    app.store(name).await
 }
 
 fn api_progress(line: puna_store::Progress) -> Progress {
@@ -162,15 +187,15 @@ fn api_progress(line: puna_store::Progress) -> Progress {
     }
 }
 
-/// Creates a model; sandboxed processes read files and templates.
-fn create_with_worker(
+/// Builds a model; sandboxed processes read files and templates.
+fn build_with_worker(
     store: &Store,
     name: &ModelName,
     request: &puna_store::CreateRequest,
     base: CreateHooks<'_>,
     worker: &FileWorker,
     progress: &mut dyn FnMut(puna_store::Progress),
-) -> Result<(), StoreError> {
+) -> Result<BuiltModel, StoreError> {
     let check_template = |text: &str| worker.check_template(text);
     let check_model = |weights: &Path, adapters: &[PathBuf]| worker.check_model(weights, adapters);
     let check_draft = |weights: &Path, draft: &Path| worker.check_draft(weights, draft);
@@ -183,17 +208,17 @@ fn create_with_worker(
         executor: Some(worker),
         ..base
     };
-    store.create(name, request, &hooks, progress)
+    store.build_model(name, request, &hooks, progress)
 }
 
-/// Creates a model in this process, for tests that cannot start processes.
-fn create_in_process(
+/// Builds a model in this process, for tests that cannot start processes.
+fn build_in_process(
     store: &Store,
     name: &ModelName,
     request: &puna_store::CreateRequest,
     base: CreateHooks<'_>,
     progress: &mut dyn FnMut(puna_store::Progress),
-) -> Result<(), StoreError> {
+) -> Result<BuiltModel, StoreError> {
     let hooks = CreateHooks {
         check_template: Some(&check_template),
         check_model: Some(&check_model),
@@ -201,7 +226,7 @@ fn create_in_process(
         detect_template: Some(&detect_template),
         ..base
     };
-    store.create(name, request, &hooks, progress)
+    store.build_model(name, request, &hooks, progress)
 }
 
 /// Refuses parameters with which every request to the model would fail.

@@ -18,6 +18,7 @@ use crate::auth::caller::{Action, Caller};
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, JSON, Json, MAX_SETTINGS_BODY_BYTES, Ollama, json};
 use crate::models::names::Name;
+use crate::models::quota::QuotaAdmission;
 use crate::remote::Description;
 
 /// `GET /api/tags`
@@ -165,6 +166,19 @@ pub(crate) async fn copy(
     if !caller.may(Action::Use, &source.name) {
         return Err(ApiError::not_found(format!("model {:?} not found", request.source)).into());
     }
+    let _admitted = match QuotaAdmission::of(app.mirror(), &caller) {
+        Some(admission) => {
+            let (from, to) = (source.clone(), destination.name.clone());
+            let plan =
+                move |store: &Store| store.plan_copy(&from.name, from.runner.as_deref(), &to);
+            // The copy itself reports a source that is absent or damaged.
+            match app.store(plan).await? {
+                Ok(new) => Some(admission.admit(&new).await.map_err(|e| store_error(&e))?),
+                Err(_) => None,
+            }
+        }
+        None => None,
+    };
     let copy = move |store: &Store| {
         store.copy_for(&source.name, source.runner.as_deref(), &destination.name)
     };

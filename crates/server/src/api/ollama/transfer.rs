@@ -4,15 +4,16 @@ use axum::extract::State;
 use axum::response::Response;
 use puna_api::ollama::{Progress, PullRequest};
 use puna_registry::{FileUrl, Options, OutgoingAccess, RegistryError, Report};
-use puna_store::ModelRef;
+use puna_store::{ModelRef, StoreError};
 use tokio::sync::mpsc;
 
 use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
-use crate::app::App;
+use crate::app::{App, store_error};
 use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
 use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, MAX_SETTINGS_BODY_BYTES, Ollama};
 use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
+use crate::models::quota::QuotaAdmission;
 
 /// `POST /api/pull`
 pub(crate) async fn pull(
@@ -69,6 +70,7 @@ pub(crate) async fn push(
 /// cancelling the pull.
 pub(crate) async fn pull_model(
     app: &App,
+    caller: &Caller,
     from: &ModelRef,
     access: OutgoingAccess,
     to: &mpsc::Sender<ProgressLine>,
@@ -76,7 +78,8 @@ pub(crate) async fn pull_model(
     let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(CHANNEL_LINES);
     let runner = from.runner.clone();
     let keep_unused = app.config().no_prune;
-    let options = Options { keep_unused, runner, access, ..Options::default() };
+    let admission = QuotaAdmission::of(app.mirror(), caller);
+    let options = Options { keep_unused, runner, access, admission, ..Options::default() };
     let forward = async {
         while let Some(progress) = progress.recv().await {
             // "success" must be the last line of the client's own work.
@@ -89,9 +92,11 @@ pub(crate) async fn pull_model(
     tokio::join!(pulled, forward).0.map_err(|error| transfer_error(&error))
 }
 
-/// Error of a transfer: 403 for a host that the caller may not reach, else 500 as Ollama answers.
+/// Error of a transfer: 403 for a host that the caller may not reach, 413 beyond a quota, else 500
+/// as Ollama answers.
 fn transfer_error(error: &RegistryError) -> ApiError {
     match error {
+        RegistryError::Store(refused @ StoreError::NotAdmitted(_)) => store_error(refused),
         RegistryError::Unreachable { .. } => ApiError::new(403, error.to_string()),
         error => ApiError::internal(error.to_string()),
     }
@@ -123,6 +128,7 @@ fn options(app: &App, request: PullRequest, access: OutgoingAccess) -> Result<Op
         runner: None,
         all_runners: request.all_runners,
         access,
+        admission: QuotaAdmission::of(app.mirror(), &Caller::current()),
     })
 }
 

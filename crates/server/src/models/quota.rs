@@ -1,0 +1,118 @@
+//! Quotas of namespaces, for models and uploads of API keys with namespaces.
+//!
+//! The mirror counts what a namespace has in the store, however it came there. This module asks it
+//! before `/api` stores more for such a key.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use puna_mirror::{FreeQuota, Mirror, MirrorError, StorageUsage};
+use puna_store::{AdmissionFuture, AdmissionGuard, Digest, ModelAdmission, NewModel, StoreError};
+
+use crate::auth::caller::Caller;
+use crate::mirror::Registry;
+
+/// Admits models of a caller with namespaces within their quotas.
+#[derive(Clone)]
+pub(crate) struct QuotaAdmission(Mirror);
+
+impl QuotaAdmission {
+    /// The admission for a caller; `None` if no quota applies to it.
+    pub(crate) fn of(
+        mirror: Option<&Registry>,
+        caller: &Caller,
+    ) -> Option<Arc<dyn ModelAdmission>> {
+        let mirror = mirror.filter(|_| caller.is_confined())?.of_store()?;
+        Some(Arc::new(Self(mirror.clone())))
+    }
+}
+
+impl fmt::Debug for QuotaAdmission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("QuotaAdmission")
+    }
+}
+
+impl ModelAdmission for QuotaAdmission {
+    fn admit<'a>(&'a self, model: &'a NewModel) -> AdmissionFuture<'a> {
+        Box::pin(async move {
+            let guard = self.0.reserve_model(model).await.map_err(not_admitted)?;
+            Ok(Box::new(guard) as AdmissionGuard)
+        })
+    }
+}
+
+fn not_admitted(error: MirrorError) -> StoreError {
+    match error {
+        MirrorError::Store(error) => error,
+        error => StoreError::NotAdmitted(error.to_string()),
+    }
+}
+
+/// Returns what the namespaces of a caller may still store. Empty if one of them has no quota: a
+/// pattern `name*` counts as the namespace `name`.
+///
+/// # Errors
+/// The store cannot be read.
+pub(crate) async fn free_quotas(
+    mirror: Option<&Registry>,
+    caller: &Caller,
+) -> Result<Vec<FreeQuota>, StoreError> {
+    let mut all = Vec::new();
+    let Some(mirror) = mirror.and_then(Registry::of_store) else { return Ok(all) };
+    for pattern in caller.namespaces().iter() {
+        let free = mirror.free_quota(pattern.trim_end_matches('*')).await;
+        match free.map_err(not_admitted)? {
+            Some(free) => all.push(free),
+            None => return Ok(Vec::new()),
+        }
+    }
+    Ok(all)
+}
+
+/// Space of a caller's namespaces for further uploads. An upload must fit into one of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UploadQuota {
+    /// Space of each namespace; empty without a limit.
+    free: Vec<(String, StorageUsage)>,
+}
+
+impl UploadQuota {
+    /// The space that earlier uploads leave, which no model of the namespace has yet.
+    pub(crate) fn new(free: &[FreeQuota], earlier: &VecDeque<(Digest, u64)>) -> Self {
+        let left = |quota: &FreeQuota| {
+            let pending = earlier.iter().filter(|(blob, _)| !quota.stored.contains_key(blob));
+            let left = pending.fold(quota.free, |left, (_, bytes)| StorageUsage {
+                bytes: left.bytes.saturating_sub(*bytes),
+                objects: left.objects.saturating_sub(1),
+            });
+            (quota.namespace.clone(), left)
+        };
+        Self { free: free.iter().map(left).collect() }
+    }
+
+    /// Fails if no namespace has space for further uploads.
+    ///
+    /// # Errors
+    /// [`StoreError::NotAdmitted`].
+    pub(crate) fn check(&self, asked: StorageUsage) -> Result<(), StoreError> {
+        let fits = |free: &StorageUsage| asked.bytes <= free.bytes && asked.objects <= free.objects;
+        if self.free.is_empty() || self.free.iter().any(|(_, free)| fits(free)) {
+            return Ok(());
+        }
+        let left: Vec<String> = self
+            .free
+            .iter()
+            .map(|(name, free)| {
+                format!("{name} has {} bytes and {} objects left", free.bytes, free.objects)
+            })
+            .collect();
+        Err(StoreError::NotAdmitted(format!(
+            "quota of namespace {} exceeded: the upload needs {} bytes and {} objects; create the models of earlier uploads, remove models, or have the quota raised",
+            left.join(", "),
+            asked.bytes,
+            asked.objects
+        )))
+    }
+}
