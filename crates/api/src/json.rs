@@ -361,6 +361,22 @@ mod tests {
     }
 
     #[test]
+    fn long_strings_end_at_the_first_special_byte() {
+        let plain = "é".repeat(1000);
+        let parsed = parse(format!(r#"["{plain}\"{plain}", "{plain}"]"#).as_bytes()).unwrap();
+        assert_eq!(parsed, json!([format!("{plain}\"{plain}"), plain]));
+        for byte in ['\u{1f}', '\0', '\n'] {
+            // The control character comes before the end of the string, and before an escape.
+            for end in ["\"", "\\u0041\"", ""] {
+                let error = error(&format!("\"{plain}{byte}{plain}{end}"));
+                assert!(error.ends_with("in string literal"), "{error}");
+            }
+        }
+        assert_eq!(error(&format!("\"{plain}")), "unexpected EOF");
+        assert_eq!(parse(b"\"\x7f\"").unwrap(), json!("\u{7f}"));
+    }
+
+    #[test]
     fn deep_nesting_is_refused() {
         let text = "[".repeat(1_000_000);
         assert_eq!(
