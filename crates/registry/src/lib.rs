@@ -59,7 +59,9 @@ pub use auth::identity::{EMPTY_BODY_HASH, Identity, KeyError, parse_public_key};
 use client::endpoint::Endpoint;
 pub use client::hosts::{Credentials, Host, Hosts, Secret};
 use client::rate_limit::RateLimit;
-pub use client::settings::{Options, Progress, Proxies, Report, Settings, WAITING_PREFIX};
+pub use client::settings::{
+    BlobReuse, Options, Progress, Proxies, Report, Settings, WAITING_PREFIX,
+};
 pub use client::tls::config as tls_config;
 pub use discovery::{Announcement, DiscoveredMirror, MIRROR_SERVICE, announce, discover_mirrors};
 pub use display::{redact, root_cause};

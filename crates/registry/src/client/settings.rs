@@ -9,7 +9,9 @@ use puna_store::{AdmissionGuard, Digest, JobExecutor, ModelAdmission, NewModel, 
 use reqwest::Url;
 use tokio::sync::mpsc;
 
+use crate::blocking::blocking;
 use crate::client::hosts::Hosts;
+use crate::error::RegistryError;
 use crate::outgoing::{OutgoingAccess, OutgoingPolicy};
 use crate::packaging::{Format, TemplateDetector};
 
@@ -151,6 +153,8 @@ pub struct Options {
     pub access: OutgoingAccess,
     /// Decides whether a pulled model may be stored, before its blobs are fetched.
     pub admission: Option<Arc<dyn ModelAdmission>>,
+    /// Decides which stored blobs a pull may use without receiving them again. `None`: all.
+    pub reuse: Option<Arc<dyn BlobReuse>>,
 }
 
 impl Options {
@@ -164,6 +168,21 @@ impl Options {
             None => Ok(None),
         }
     }
+
+    /// Whether a pull may use a stored blob without receiving it again.
+    pub(crate) async fn may_reuse(&self, digest: Digest) -> Result<bool, RegistryError> {
+        let Some(reuse) = self.reuse.clone() else { return Ok(true) };
+        blocking(move || Ok(reuse.may_reuse(&digest)?)).await
+    }
+}
+
+/// Decides which stored blobs a pull may use without receiving them again.
+pub trait BlobReuse: Send + Sync + fmt::Debug {
+    /// Whether the caller may know that the store has a blob. This function may block.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    fn may_reuse(&self, digest: &Digest) -> Result<bool, StoreError>;
 }
 
 /// Progress report, in Ollama's words.

@@ -24,7 +24,7 @@ use crate::lock::lock;
 /// unwritten bytes are not recorded.
 const MAX_WRITE_DELAY: Duration = Duration::from_millis(500);
 /// Bytes after which an attempt counts as progress, which resets the retries.
-const PROGRESS_BYTES: u64 = 1 << 20;
+pub(crate) const PROGRESS_BYTES: u64 = 1 << 20;
 /// A connection is replaced if it is this many times slower than the average connection,
 const SLOW_FACTOR: u64 = 10;
 /// after this time,

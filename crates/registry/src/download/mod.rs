@@ -3,7 +3,7 @@
 
 mod active;
 mod concurrent;
-mod connection;
+pub(crate) mod connection;
 mod connection_scaling;
 mod download_lock;
 mod hash;

@@ -72,7 +72,7 @@ impl Registry {
         record_pull(store, new, options).await?;
         let blobs: Vec<_> =
             blobs.into_iter().map(|(digest, size)| BlobSpec::blob(digest, size)).collect();
-        self.pull_blobs(&mut sources, store, &blobs, report, &mut pinned).await?;
+        self.pull_blobs(&mut sources, store, &blobs, (options, report), &mut pinned).await?;
         let references = children.into_iter().filter(|child| !child.is_inline);
         let texts = references.map(|child| child.text).collect();
         write_model(store, name, bytes, texts, options, report).await?;

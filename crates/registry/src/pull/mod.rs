@@ -1,6 +1,7 @@
 //! Pull: fetches the manifest, then its blobs one after another, then stores the manifest under the
 //! model's name.
 
+mod content_proof;
 pub(crate) mod file_url;
 mod manifest_list;
 pub(crate) mod pull_through;
@@ -113,7 +114,7 @@ impl Registry {
         let mut pinned = PinnedBlobs::new(store);
         let blobs: Vec<_> =
             manifest.blobs().map(|layer| BlobSpec::blob(layer.digest, layer.size)).collect();
-        self.pull_blobs(&mut sources, store, &blobs, report, &mut pinned).await?;
+        self.pull_blobs(&mut sources, store, &blobs, (&options, report), &mut pinned).await?;
         store_manifest::write_model(store, name, bytes, Vec::new(), &options, report).await?;
         Ok(Vec::new())
     }
@@ -136,7 +137,7 @@ impl Registry {
             record_pull(store, NewModel::pulled(&name, blobs.clone()), options).await?;
             let blobs: Vec<_> =
                 blobs.into_iter().map(|(digest, size)| BlobSpec::blob(digest, size)).collect();
-            self.pull_blobs(&mut sources, store, &blobs, report, &mut pinned).await?;
+            self.pull_blobs(&mut sources, store, &blobs, (options, report), &mut pinned).await?;
             send_progress(report, Progress::status("verifying sha256 digest")).await;
             send_progress(report, Progress::status("writing manifest")).await;
             let (at, keep, detect) =
@@ -174,7 +175,7 @@ impl Registry {
             let mut pinned = PinnedBlobs::new(store);
             let mut sources =
                 Sources { sessions: VecDeque::from([session.clone()]), mirror_errors: Vec::new() };
-            self.pull_blobs(&mut sources, store, &files, report, &mut pinned).await?;
+            self.pull_blobs(&mut sources, store, &files, (options, report), &mut pinned).await?;
             send_progress(report, Progress::status("verifying sha256 digest")).await;
             send_progress(report, Progress::status("writing manifest")).await;
             let (at, keep) = (store.clone(), options.keep_unused);
@@ -330,15 +331,15 @@ impl Registry {
         sources: &mut Sources,
         store: &Arc<Store>,
         blobs: &[BlobSpec],
-        report: &Report,
+        (options, report): (&Options, &Report),
         pinned: &mut PinnedBlobs,
     ) -> Result<(), RegistryError> {
         let sizes = unique_blob_sizes(blobs)?;
         let at = store.clone();
         blocking(move || check_disk_space(&at, sizes.into_iter().collect())).await?;
         let mut done = Vec::new();
-        for BlobSpec { digest, size, url } in blobs {
-            let (digest, size) = (*digest, *size);
+        for blob in blobs {
+            let BlobSpec { digest, size, ref url } = *blob;
             if done.contains(&digest) {
                 continue;
             }
@@ -348,6 +349,8 @@ impl Registry {
             pinned.digests.push(digest);
             if !is_there {
                 self.pull_blob(sources, store, digest, size, url.as_ref(), report).await?;
+            } else if !options.may_reuse(digest).await? {
+                self.prove_content(sources, blob, report).await?;
             }
             send_progress(report, Progress::blob("pulling", digest, size, size)).await;
         }

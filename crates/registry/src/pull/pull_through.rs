@@ -238,7 +238,8 @@ async fn fetch_pinned(
     let mut pinned = PinnedBlobs::new(store);
     // The progress is not reported.
     let (report, _) = mpsc::channel(1);
-    registry.pull_blobs(&mut sources.clone(), store, blobs, &report, &mut pinned).await?;
+    let operation = (&Options::default(), &report);
+    registry.pull_blobs(&mut sources.clone(), store, blobs, operation, &mut pinned).await?;
     Ok(PinGuard { _pinned: pinned })
 }
 

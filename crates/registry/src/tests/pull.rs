@@ -397,3 +397,79 @@ fn asynchronous_tasks_do_not_wait_for_the_disk() {
         let _ = busy.await;
     });
 }
+
+/// The caller may use no stored blob.
+#[derive(Debug)]
+struct NoReuse;
+
+impl crate::BlobReuse for NoReuse {
+    fn may_reuse(&self, _: &Digest) -> Result<bool, puna_store::StoreError> {
+        Ok(false)
+    }
+}
+
+fn without_reuse() -> Options {
+    Options { reuse: Some(Arc::new(NoReuse)), ..Options::default() }
+}
+
+#[tokio::test]
+async fn blobs_that_the_caller_may_not_reuse_are_received_again() {
+    let model = Model::new(3 << 20);
+    // The first response with the weights breaks off.
+    let (served, broken) = (model.clone(), Arc::new(std::sync::atomic::AtomicBool::new(true)));
+    let server = Server::start(move |seen| {
+        let is_weights = seen.path.ends_with(&served.weights.to_string());
+        if is_weights && broken.swap(false, std::sync::atomic::Ordering::Relaxed) {
+            let weights = &served.blobs[&served.weights.to_string()];
+            let pieces =
+                vec![(Duration::ZERO, Some(weights.slice(..1 << 20))), (Duration::ZERO, None)];
+            let length = weights.len();
+            return Response::builder()
+                .status(206)
+                .header("Content-Range", format!("bytes 0-{}/{length}", length - 1))
+                .body(slowly(pieces))
+                .unwrap();
+        }
+        served.answer(&seen)
+    })
+    .await;
+    let bench = Bench::new();
+    for (digest, blob) in &model.blobs {
+        assert_eq!(bench.store.add_blob(blob).unwrap().digest.to_string(), *digest);
+    }
+    let (pulled, lines) = bench.pull_with(&server.model(), without_reuse()).await;
+    pulled.unwrap();
+    let weights: Vec<_> = server.blob_requests();
+    let weights = weights.iter().filter(|seen| seen.path.ends_with(&model.weights.to_string()));
+    let starts: Vec<u64> = weights.filter_map(SeenRequest::range).map(|(first, _)| first).collect();
+    assert_eq!(starts, [0, 1 << 20], "it continues where the response broke off");
+    assert!(lines.iter().any(|line| line.completed > 0 && line.completed < line.total));
+    bench.assert_has(&model, &server.model());
+    let before = server.blob_requests().len();
+    bench.pull_ok(&server.model()).await;
+    assert_eq!(server.blob_requests().len(), before, "others use the stored blobs");
+}
+
+#[tokio::test]
+async fn a_manifest_that_names_blobs_of_others_gives_nothing() {
+    let model = Model::new(3000);
+    for content in [None, Some(Bytes::from(noise(3000, 9)))] {
+        let (mut served, weights) = (model.clone(), model.weights.to_string());
+        match &content {
+            Some(other) => served.blobs.insert(weights.clone(), other.clone()),
+            None => served.blobs.remove(&weights),
+        };
+        let server = Server::of(&served).await;
+        let [mut stored, mut absent] = [String::new(), String::new()];
+        for (error, has_blob) in [(&mut stored, true), (&mut absent, false)] {
+            let bench = Bench::new();
+            if has_blob {
+                bench.store.add_blob(&model.blobs[&weights]).unwrap();
+            }
+            let (pulled, _) = bench.pull_with(&server.model(), without_reuse()).await;
+            *error = pulled.unwrap_err().to_string();
+            assert!(bench.store.get(&ModelRef::parse(&server.model()).unwrap().name).is_err());
+        }
+        assert_eq!(stored, absent, "the error does not tell whether the store has the blob");
+    }
+}

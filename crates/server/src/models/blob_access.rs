@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use puna_mirror::{FreeQuota, SharedTable, StorageUsage, TableLimit};
+use puna_registry::BlobReuse;
 use puna_store::{Digest, Store, StoreError};
 
 use crate::auth::caller::{Action, Caller};
@@ -162,6 +163,33 @@ impl UploadedBlobs {
         let all = lock(&self.0);
         let own = all.get(&caller.namespaces());
         own.is_some_and(|own| own.complete.iter().any(|(known, _)| known == digest))
+    }
+}
+
+/// Stored blobs that the pulls of a caller with namespaces may use. Other blobs are received again,
+/// so that a manifest with a guessed digest neither gives a blob nor tells that it exists.
+#[derive(Debug)]
+pub(crate) struct VisibleBlobs {
+    uploads: UploadedBlobs,
+    store: Arc<Store>,
+    caller: Caller,
+}
+
+impl VisibleBlobs {
+    /// The blobs of a caller; `None` if it may use all.
+    pub(crate) fn of(
+        uploads: &UploadedBlobs,
+        store: &Arc<Store>,
+        caller: &Caller,
+    ) -> Option<Arc<dyn BlobReuse>> {
+        let (uploads, store, caller) = (uploads.clone(), store.clone(), caller.clone());
+        caller.is_confined().then(|| Arc::new(Self { uploads, store, caller }) as _)
+    }
+}
+
+impl BlobReuse for VisibleBlobs {
+    fn may_reuse(&self, digest: &Digest) -> Result<bool, StoreError> {
+        self.uploads.is_visible(&self.store, &self.caller, digest)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::app::{App, store_error};
 use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
 use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, MAX_SETTINGS_BODY_BYTES, Ollama};
+use crate::models::blob_access::VisibleBlobs;
 use crate::models::names::{REMOTE_UNAVAILABLE, changed_reference};
 use crate::models::quota::QuotaAdmission;
 
@@ -79,7 +80,8 @@ pub(crate) async fn pull_model(
     let runner = from.runner.clone();
     let keep_unused = app.config().no_prune;
     let admission = QuotaAdmission::of(app.mirror(), caller);
-    let options = Options { keep_unused, runner, access, admission, ..Options::default() };
+    let reuse = VisibleBlobs::of(app.uploaded_blobs(), app.shared_store(), caller);
+    let options = Options { keep_unused, runner, access, admission, reuse, ..Options::default() };
     let forward = async {
         while let Some(progress) = progress.recv().await {
             // "success" must be the last line of the client's own work.
@@ -118,6 +120,7 @@ fn parse_request(
 
 /// Parses the options of a request.
 fn options(app: &App, request: PullRequest, access: OutgoingAccess) -> Result<Options, ApiError> {
+    let caller = Caller::current();
     Ok(Options {
         insecure: request.insecure,
         keep_unused: app.config().no_prune,
@@ -128,7 +131,8 @@ fn options(app: &App, request: PullRequest, access: OutgoingAccess) -> Result<Op
         runner: None,
         all_runners: request.all_runners,
         access,
-        admission: QuotaAdmission::of(app.mirror(), &Caller::current()),
+        admission: QuotaAdmission::of(app.mirror(), &caller),
+        reuse: VisibleBlobs::of(app.uploaded_blobs(), app.shared_store(), &caller),
     })
 }
 
