@@ -1,4 +1,6 @@
 """Access control of a mirror: keys, signatures and namespace quotas."""
+import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -9,7 +11,7 @@ import subprocess
 
 import pytest
 
-from conftest import over_http, puna, wait_for
+from conftest import Puna, over_http, puna, wait_for
 from test_mirror import artifact, call, digest, image, listing, mirror, storage  # noqa: F401 (fixtures)
 
 OCI = "application/vnd.oci.image.manifest.v1+json"
@@ -105,6 +107,69 @@ def test_manifests_count_against_the_quota(mirror, where, request):
     it.kill()
     it.start()
     assert it.ask("PUT", "/v2/team/x/manifests/t", small(99))[0] == 413
+
+
+def location(it, path, headers):
+    """The path of a new upload."""
+    connection = http.client.HTTPConnection("127.0.0.1", it.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("POST", path, None, headers)
+        return connection.getresponse().headers["Location"].removeprefix(f"http://127.0.0.1:{it.port}")
+
+
+def size_of(it, name, **kw):
+    """Bytes that a model has, as `/api/tags` lists them."""
+    models = json.loads(it.send("GET", "/api/tags", **kw)[1])["models"]
+    return next((model["size"] for model in models if model["name"] == name), None)
+
+
+def test_a_quota_counts_what_a_key_with_namespaces_makes_at_api(tmp_path):
+    (home := tmp_path / "home").mkdir()
+    it = Puna(home, PUNA_MIRROR_SERVE=1, PUNA_MIRROR_QUOTAS="few*=1GB:12, team=1GB, full=1000B")
+    try:
+        model = size_of(it, "cria:latest")
+        it.kill()
+        it.env["PUNA_MIRROR_QUOTAS"] = f"few*=1GB:12, team={model + 100_000}B, full=1000B"
+        it.start()
+        keys = {name: it.cli("key", "add", name, "--scope", "models", "--namespace", name, check=True).stdout.strip() for name in ("team", "few-a", "full")}
+        assert wait_for(lambda: it.knows(keys["full"]))
+        auth = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
+        post = lambda path, body, key="team": it.post(path, body, headers=auth[key])
+        upload = lambda data, key="team": it.send("POST", f"/api/blobs/{digest(data)}", data, headers=auth[key])
+        create = lambda name, key="team", **more: post("/api/create", {"model": name, "from": "cria", "stream": False, **more}, key)
+
+        # Uploads count before a model has them, and are refused while they arrive.
+        one, two, large = os.urandom(60_000), os.urandom(60_000), os.urandom(model + 200_000)
+        assert upload(large)[0] == 413
+        assert upload(one)[0] == 201 == upload(two)[0], "the namespace is empty yet"
+        assert upload(os.urandom(model))[0] == 413, "earlier uploads count"
+        status, body = upload(os.urandom(2000), "full")
+        assert status == 413 and "quota of namespace full exceeded" in json.loads(body)["error"], body
+
+        # A copy brings no blobs, but the namespace has them.
+        assert it.send("POST", "/api/copy", {"source": "cria", "destination": "full/x"}, headers=auth["full"])[0] == 413
+        assert it.send("POST", "/api/copy", {"source": "cria", "destination": "team/x"}, headers=auth["team"])[0] == 200
+        assert it.send("POST", "/api/copy", {"source": "team/x", "destination": "team/y"}, headers=auth["team"])[0] == 200
+
+        # A new model beyond the quota leaves nothing behind.
+        status, answer = create("team/z", system="x" * 150_000)
+        assert status == 413 and "quota of namespace team exceeded" in answer["error"], answer
+        assert size_of(it, "team/z:latest", headers=auth["team"]) is None
+        blobs = lambda: {path.name for path in (home / ".ollama/models/blobs").iterdir()}
+        assert digest(b"x" * 150_000).replace(":", "-") not in blobs()
+        assert create("team/z", system="y" * 50_000)[0] == 200
+        assert create("team/z2", system="z" * 50_000)[0] == 413
+
+        # What /api has made counts for pushes at once, and a removal gives it back.
+        path = location(it, "/v2/team/p/blobs/uploads/", auth["team"])
+        assert it.send("PUT", f"{path}?digest={digest(two)}", two, headers=auth["team"])[0] == 413
+        assert it.send("DELETE", "/api/delete", {"model": "team/z"}, headers=auth["team"])[0] == 200
+        assert create("team/z2", system="z" * 50_000)[0] == 200
+
+        # The number of objects counts as well.
+        assert {create(f"few-a/m{n}", "few-a", system=f"{n}")[0] for n in range(20)} == {200, 413}
+    finally:
+        it.kill()
 
 
 def chunked(it, method, path, pieces):
