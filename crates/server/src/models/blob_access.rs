@@ -6,6 +6,7 @@
 //! caller has it, and makes the blob visible.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use puna_mirror::{FreeQuota, SharedTable, StorageUsage, TableLimit};
@@ -168,7 +169,6 @@ impl UploadedBlobs {
 
 /// Stored blobs that the pulls of a caller with namespaces may use. Other blobs are received again,
 /// so that a manifest with a guessed digest neither gives a blob nor tells that it exists.
-#[derive(Debug)]
 pub(crate) struct VisibleBlobs {
     uploads: UploadedBlobs,
     store: Arc<Store>,
@@ -184,6 +184,12 @@ impl VisibleBlobs {
     ) -> Option<Arc<dyn BlobReuse>> {
         let (uploads, store, caller) = (uploads.clone(), store.clone(), caller.clone());
         caller.is_confined().then(|| Arc::new(Self { uploads, store, caller }) as _)
+    }
+}
+
+impl fmt::Debug for VisibleBlobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VisibleBlobs").field("caller", &self.caller).finish_non_exhaustive()
     }
 }
 
