@@ -1,4 +1,5 @@
-//! Stages of a sampler chain, and how a chain runs over the logits of a step.
+//! Stages of a sampler chain, and how a chain runs over the logits of a step. The order of the
+//! stages is `DEFAULT_ORDER` in `params`.
 
 use crate::candidates::{self, Candidates};
 use crate::draw::{self, AdaptiveP, Mirostat};

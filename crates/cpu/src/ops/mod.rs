@@ -1,5 +1,6 @@
 //! Instructions: each file divides one kind of operation into tasks and computes them with the
-//! kernels of the level.
+//! kernels of the level. A LoRA update is no instruction of its own: `Graph::linear` adds the
+//! products with its two matrices; only experts have one (`expert_lora`).
 //!
 //! # Safety
 //! Every `unsafe fn run` has the contract of [`Instruction::run`](crate::step::Instruction::run):

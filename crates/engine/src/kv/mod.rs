@@ -1,4 +1,7 @@
 //! The KV cache: pages, the prefix tree, window pages, and state checkpoints.
+//!
+//! `page_pool` has the prefix tree: lookup, insertion and eviction; `node` has its nodes.
+//! `sequence_pages` has the pages of one sequence.
 
 mod lru_list;
 mod node;

@@ -4,6 +4,15 @@
 //! weights. [`target_feature_wrappers`] makes the functions with `#[target_feature]` for each
 //! level, into which bodies are inlined.
 //!
+//! Matrix products ("vec_dot", `mul_mat`) begin at [`crate::LinearKernel::for_rows`]:
+//!
+//! | weights | few activation rows | many activation rows |
+//! |---|---|---|
+//! | f32, f16, bf16 | `linear` | `panel` |
+//! | packed (Q4_K and others) | `qstream` | `qpanel` |
+//!
+//! `quant` has the traits of packed formats, and `formats` implements them.
+//!
 //! # Safety
 //! This is the contract of every `unsafe fn` of this module and its submodules:
 //!

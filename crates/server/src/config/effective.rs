@@ -1,4 +1,5 @@
-//! Settings in effect and the sources of their values.
+//! Settings in effect and the sources of their values, for `puna config`. The precedence of the
+//! sources is in `reader`.
 
 use std::fmt;
 use std::path::PathBuf;
