@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::MAX_SYMBOLS;
+
 /// Maximum number of characters of a reason.
 const MAX_REASON_CHARS: usize = 400;
 /// Reason for a constraint that no text fits.
@@ -18,6 +20,14 @@ pub fn reason(error: &dyn fmt::Display, own: bool) -> String {
     let whole = format!("{error:#}");
     if whole.contains("NoExtensionBias") {
         return NO_TEXT_ALLOWED.into();
+    }
+    if whole.contains("(number of symbols) too big") {
+        return format!(
+            "it has more than {MAX_SYMBOLS} rules, texts, expressions and properties together: use fewer, or split it"
+        );
+    }
+    if whole.contains("initial lexer configuration (grammar) too big") {
+        return "its expressions are too large: use fewer or shorter ones".into();
     }
     if let Some((before, _)) = ["Regex is empty: ", "Unable to determine if regex is empty: "]
         .iter()

@@ -8,9 +8,11 @@
 //! Constraints come from untrusted clients. Their size is limited here, and the work of a step by
 //! `llguidance`'s limits. Constraints that cannot be enforced are rejected, not ignored.
 
+mod expression_limits;
 mod first_bytes;
 mod gbnf;
 mod lark;
+mod lark_text;
 mod library_error;
 mod multiple_of;
 mod number_bounds;
@@ -26,6 +28,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::constraint_size::MAX_CONSTRAINT_BYTES;
 use crate::schema::JsonSchema;
+use expression_limits::{ClassCounter, check_expressions};
 use library_error::{NO_TEXT_ALLOWED, reason, too_complex};
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
@@ -43,6 +46,9 @@ const STACK_BYTES: usize = 512 << 20;
 /// Maximum number of lexer states of a grammar. Each takes one or two kilobytes, and hostile
 /// expressions reach new states with every token. The largest schemas in use have a few thousand.
 const MAX_STATES: usize = 50_000;
+/// Maximum number of symbols of a grammar: its rules, terminals and repetitions. Several phases of
+/// the library take time that grows with the square of this number.
+const MAX_SYMBOLS: usize = 20_000;
 
 /// The format that an answer must have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -186,6 +192,7 @@ impl GrammarCompiler {
         factory.limits_mut().verbose_errors = false;
         factory.limits_mut().max_lexer_states = MAX_STATES;
         factory.limits_mut().max_items_in_row = MAX_ITEMS;
+        factory.limits_mut().max_grammar_size = MAX_SYMBOLS;
         Ok(Self { factory, numbers: OnceLock::new() })
     }
 
@@ -252,27 +259,18 @@ impl GrammarCompiler {
     ) -> Result<Grammar, GrammarError> {
         cancellation.check()?;
         let own = matches!(constraint, Constraint::Lark(_));
-        let (source, into_error): (_, fn(String) -> GrammarError) = match constraint {
-            Constraint::Json => (json(schema::any_object()), GrammarError::Schema),
-            Constraint::Schema(schema) => {
-                (json(schema::prepare(schema).map_err(GrammarError::Schema)?), GrammarError::Schema)
-            }
-            Constraint::Regex(pattern) => (regex(pattern)?, GrammarError::Regex),
-            Constraint::Lark(text) => {
-                schema::check_lark(text).map_err(GrammarError::Grammar)?;
-                (TopLevelGrammar::from_lark(text.clone()), GrammarError::Grammar)
-            }
-            Constraint::Gbnf(text) => {
-                let lark = gbnf::parse(text).and_then(|grammar| lark::write(&grammar));
-                (
-                    TopLevelGrammar::from_lark(lark.map_err(GrammarError::Grammar)?),
-                    GrammarError::Grammar,
-                )
-            }
+        let into_error: fn(String) -> GrammarError = match constraint {
+            Constraint::Json | Constraint::Schema(_) => GrammarError::Schema,
+            Constraint::Regex(_) => GrammarError::Regex,
+            Constraint::Lark(_) | Constraint::Gbnf(_) => GrammarError::Grammar,
         };
+        let source = translate(constraint).map_err(into_error)?;
         cancellation.check()?;
         let parts = first_bytes::load(&self.factory, source, own).map_err(into_error)?;
+        cancellation.check()?;
+        check_expressions(&parts.1).map_err(into_error)?;
         first_bytes::check_first_bytes(&self.factory, &parts.1, cancellation)?;
+        cancellation.check()?;
         let parts = GrammarInit::Internal(parts.0, parts.1);
         let parser = self
             .factory
@@ -527,13 +525,38 @@ fn end_error(error: EndError, into_error: fn(String) -> GrammarError) -> Grammar
     }
 }
 
+/// Translates a constraint for the library, and checks the limits of its text.
+fn translate(constraint: &Constraint) -> Result<TopLevelGrammar, String> {
+    match constraint {
+        Constraint::Json => Ok(json(schema::any_object())),
+        Constraint::Schema(given) => {
+            ClassCounter::default().add_schema(given.value())?;
+            schema::prepare(given).map(json)
+        }
+        Constraint::Regex(pattern) => {
+            ClassCounter::default().add(pattern)?;
+            regex(pattern)
+        }
+        Constraint::Lark(text) => {
+            schema::check_lark(text)?;
+            expression_limits::check_lark(text)?;
+            Ok(TopLevelGrammar::from_lark(text.clone()))
+        }
+        Constraint::Gbnf(text) => {
+            let lark = lark::write(&gbnf::parse(text)?)?;
+            expression_limits::check_lark(&lark)?;
+            Ok(TopLevelGrammar::from_lark(lark))
+        }
+    }
+}
+
 fn json(schema: Value) -> TopLevelGrammar {
     TopLevelGrammar::from_json_schema(schema)
 }
 
-fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
+fn regex(pattern: &str) -> Result<TopLevelGrammar, String> {
     if pattern.is_empty() {
-        return Err(GrammarError::Regex("it is empty".into()));
+        return Err("it is empty".into());
     }
     Ok(TopLevelGrammar { grammars: vec![GrammarWithLexer::from_regex(pattern)], max_tokens: None })
 }

@@ -1,6 +1,7 @@
 mod finite;
 mod gbnf;
 mod limits;
+mod phases;
 mod schemas;
 mod shortest_end;
 mod unquoted_strings;

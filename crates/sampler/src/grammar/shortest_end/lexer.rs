@@ -11,8 +11,8 @@ use super::lexeme_end::EndCache;
 /// Maximum number of states; each takes about half a kilobyte. Long strings have one state per
 /// character.
 const MAX_STATES: usize = 50_000;
-/// Work budget of the library for all states; about one second.
-const FUEL: u64 = 8_000_000;
+/// Work budget of the library for all states; about half a second.
+const FUEL: u64 = 4_000_000;
 
 /// Result of advancing by one byte.
 #[derive(Debug)]

@@ -51,9 +51,10 @@ fn a_cancelled_compilation_ends_before_its_next_phase() {
     let count = || check_count.fetch_add(1, Ordering::Relaxed);
     assert!(grammars.compile_unless(&constraint, true, &|| count() == usize::MAX).is_ok());
     let checks = check_count.load(Ordering::Relaxed);
-    // Before and after the schema is read, for each first byte, and around the search for the end.
-    assert_eq!(checks, 2 + 256 + 2);
-    for last in [0, 1, 2, 100, 257, 258, 259] {
+    // Around the reading of the schema and of its grammar, for each first byte, and around the
+    // parser and the search for the end.
+    assert_eq!(checks, 3 + 256 + 3);
+    for last in [0, 1, 2, 3, 100, 258, 259, 260, 261] {
         check_count.store(0, Ordering::Relaxed);
         let cancelled = grammars.compile_unless(&constraint, true, &|| count() == last);
         assert_eq!(cancelled.err(), Some(GrammarError::Cancelled));
@@ -110,4 +111,135 @@ fn contradicting_bounds_and_strings_are_named() {
         let below = schema(json!({"type": "number", "exclusiveMaximum": -small}));
         check(&below, &["-1", "-0.5"], &["0", "1"]);
     }
+}
+
+/// Compiles a constraint. `None` if it is accepted, or refused by another limit than the one that
+/// the words belong to.
+fn refusal(constraint: &Constraint, words: &str) -> Option<String> {
+    let error = compile(constraint).err()?.to_string();
+    error.contains(words).then_some(error)
+}
+
+#[test]
+fn too_many_terminals_and_symbols_are_refused() {
+    let lark = |count: usize| {
+        let texts: Vec<_> = (0..count).map(|n| format!("\"{n:x}\"")).collect();
+        Constraint::Lark(format!("start: {}", texts.join(" | ")))
+    };
+    let words = format!("at most {} are allowed", expression_limits::MAX_TERMINALS);
+    // The library adds a terminal for white space, and this crate more of its own.
+    assert_eq!(refusal(&lark(expression_limits::MAX_TERMINALS - 10), "are allowed"), None);
+    let error = refusal(&lark(expression_limits::MAX_TERMINALS + 1), &words).unwrap();
+    assert!(error.contains("use fewer"), "{error}");
+    let gbnf = |count: usize| {
+        let texts = (0..count).map(|n| format!("root \"{n:x}\"")).collect::<Vec<_>>();
+        Constraint::Gbnf(format!("root ::= \"x\" | {}", texts.join(" | ")))
+    };
+    assert!(refusal(&gbnf(expression_limits::MAX_TERMINALS + 1), &words).is_some());
+    let repeated = |count: usize| {
+        let rules: String = (0..count).map(|n| format!("r{n}: \"a\" | \"b\" r{n}\n")).collect();
+        let all: Vec<_> = (0..count).map(|n| format!("r{n}")).collect();
+        Constraint::Lark(format!("start: {}\n{rules}", all.join(" | ")))
+    };
+    let words = format!("more than {MAX_SYMBOLS} rules");
+    assert_eq!(refusal(&repeated(1000), &words), None);
+    assert!(refusal(&repeated(MAX_SYMBOLS / 2 + 1), &words).is_some());
+}
+
+#[test]
+fn too_many_optional_parts_in_a_row_are_refused() {
+    let optional = |count: usize| Constraint::Regex((0..count).map(|_| "[a-c]?b?").collect());
+    // Each part has an alternative for itself and for each one after it.
+    let most = (expression_limits::MAX_ALTERNATIVES as f64 * 2.0).sqrt() as usize / 2;
+    let words = format!("more than {} alternatives", expression_limits::MAX_ALTERNATIVES);
+    assert_eq!(refusal(&optional(most / 4), "alternatives"), None);
+    let error = refusal(&optional(most + 10), &words).unwrap();
+    assert!(error.contains("use fewer optional parts"), "{error}");
+    let lark = format!("start: T\nT: {}", "(\"a\" | /c/)? ".repeat(most * 2 + 10));
+    assert!(refusal(&Constraint::Lark(lark), &words).is_some());
+    let pattern = format!("^{}$", "[a-c]?b?".repeat(most + 10));
+    let schema = Constraint::schema(json!({"type": "string", "pattern": pattern}));
+    assert!(refusal(&schema, &words).is_some());
+}
+
+#[test]
+fn intersections_with_many_combinations_are_refused() {
+    // Two alternatives of each expression start with `a`.
+    let lark = |count: usize| {
+        let parts: Vec<_> = (0..count).map(|n| format!("/(?s:.*)a{{{}}}b/", n + 1)).collect();
+        Constraint::Lark(format!("start: T\nT: {}", parts.join(" & ")))
+    };
+    let words = format!("more than {} combinations", expression_limits::MAX_INTERSECTION);
+    let most = expression_limits::MAX_INTERSECTION.ilog2() as usize;
+    assert_eq!(refusal(&lark(most), "combinations"), None);
+    let error = refusal(&lark(most + 1), &words).unwrap();
+    assert!(error.contains("require fewer expressions"), "{error}");
+    // Disjoint alternatives do not multiply.
+    let apart: Vec<_> = (0..60).map(|n| format!("/[a-z]{{1,{}}}/", n + 1)).collect();
+    let apart = Constraint::Lark(format!("start: T\nT: {}", apart.join(" & ")));
+    assert_eq!(refusal(&apart, "combinations"), None);
+}
+
+#[test]
+fn many_unicode_classes_are_refused() {
+    let named = |count: usize| Constraint::Regex(r"\w".repeat(count));
+    let words = format!("at most {} are allowed", expression_limits::MAX_CLASS_NAMES);
+    assert_eq!(refusal(&named(expression_limits::MAX_CLASS_NAMES), "classes"), None);
+    let error = refusal(&named(expression_limits::MAX_CLASS_NAMES + 1), &words).unwrap();
+    assert!(error.contains("use fewer of"), "{error}");
+    let class = |n: u32| format!(r"[\p{{L}}&&[^\x{{{:x}}}]]", 0x4e00 + n);
+    let different = |count: u32| (0..count).map(class).collect::<String>();
+    let words = format!("more than {} ranges", expression_limits::MAX_CLASS_RANGES);
+    let mut counter = ClassCounter::default();
+    counter.add(&class(0)).unwrap();
+    let most = (expression_limits::MAX_CLASS_RANGES / counter.ranges()) as u32;
+    assert_eq!(refusal(&Constraint::Regex(different(most - 1)), "ranges"), None);
+    let refused = different(most + 1);
+    assert!(refusal(&Constraint::Regex(refused.clone()), &words).unwrap().contains("use fewer"));
+    let lark = Constraint::Lark(format!("start: /{refused}/"));
+    assert!(refusal(&lark, &words).is_some());
+    let schemas = [
+        json!({"type": "string", "pattern": refused}),
+        json!({"items": [{"patternProperties": {refused.clone(): true}}]}),
+    ];
+    for schema in schemas {
+        let lark = Constraint::Lark(format!("start: %json {schema}"));
+        assert!(refusal(&lark, &words).is_some(), "{schema}");
+        assert!(refusal(&Constraint::schema(schema), &words).is_some());
+    }
+    // Equal classes count once.
+    assert_eq!(refusal(&Constraint::Regex(class(1).repeat(400)), "ranges"), None);
+}
+
+#[test]
+fn long_texts_of_substrings_are_refused() {
+    let lark = |count: usize| {
+        Constraint::Lark(format!(
+            "start: %regex {{\"substring_words\": \"{}\"}}",
+            (0..count).map(|n| format!("{n:x} ")).collect::<String>()
+        ))
+    };
+    let most = expression_limits::MAX_SUBSTRING_PIECES;
+    let words = format!("at most {most} are allowed");
+    assert_eq!(refusal(&lark(most), "are allowed"), None);
+    assert!(refusal(&lark(most + 1), &words).unwrap().contains("shorter text"));
+    for value in [
+        json!({"substring_chars": "a".repeat(most + 1)}),
+        json!({"substring_chunks": vec!["a"; most + 1]}),
+    ] {
+        let lark = Constraint::Lark(format!("start: %regex {value}"));
+        assert!(refusal(&lark, &words).is_some());
+    }
+}
+
+#[test]
+fn many_pattern_properties_are_refused() {
+    let patterns = |count: usize| {
+        let named = (0..count).map(|n| (format!("^k{n}_"), json!({"type": "integer"})));
+        let named: serde_json::Map<_, _> = named.collect();
+        Constraint::schema(json!({"type": "object", "patternProperties": named}))
+    };
+    assert!(compile(&patterns(32)).is_ok());
+    let error = compile(&patterns(33)).unwrap_err().to_string();
+    assert!(error.contains("33 patternProperties, at most 32"), "{error}");
 }

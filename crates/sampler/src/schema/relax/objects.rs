@@ -9,6 +9,8 @@ use crate::schema::patterns::{for_grammar, is_pattern};
 
 /// Maximum number of properties of one object. If all are optional, each may follow each other one.
 const MAX_PROPERTIES: usize = 2000;
+/// Maximum number of `patternProperties` of one object. The grammar compares each pair of them.
+const MAX_PATTERN_PROPERTIES: usize = 32;
 
 impl<'a> Relaxer<'a> {
     pub(super) fn relax_objects(
@@ -66,6 +68,12 @@ impl<'a> Relaxer<'a> {
         out: &mut Object,
     ) -> Result<(), String> {
         let Some(Value::Object(named)) = map.get("patternProperties") else { return Ok(()) };
+        if named.len() > MAX_PATTERN_PROPERTIES {
+            return Err(format!(
+                "the object at #{pointer} has {} patternProperties, at most {MAX_PATTERN_PROPERTIES} are allowed: join patterns with |, or use additionalProperties",
+                named.len()
+            ));
+        }
         let inner = child(pointer, "patternProperties");
         let (mut written, mut unsupported): (Object, Option<Value>) = (Object::new(), None);
         for (pattern, schema) in named {

@@ -1,0 +1,103 @@
+//! Parts of a Lark grammar's text that have limits: texts, expressions, and JSON values.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+/// Parts of a Lark grammar, as `llguidance` divides it.
+#[derive(Debug, Default)]
+pub struct LarkText<'a> {
+    /// Different texts, with their quotation marks.
+    pub texts: HashSet<&'a str>,
+    /// Different expressions, without their slashes.
+    pub expressions: HashSet<&'a str>,
+    /// Values after `%json`.
+    pub schemas: Vec<Value>,
+    /// Values after `%regex`.
+    pub substrings: Vec<Value>,
+}
+
+impl<'a> LarkText<'a> {
+    /// Divides a grammar. The library reports what it cannot read.
+    pub fn new(lark: &'a str) -> Self {
+        let mut found = Self::default();
+        let (bytes, mut at) = (lark.as_bytes(), 0);
+        while let Some(byte) = bytes.get(at) {
+            let rest = &bytes[at..];
+            at += match byte {
+                b'#' => line_bytes(rest),
+                b'/' if rest.starts_with(b"//") => line_bytes(rest),
+                b'"' => {
+                    let length = quoted_bytes(rest);
+                    found.texts.extend(lark.get(at..at + length));
+                    length
+                }
+                b'/' => {
+                    let length = quoted_bytes(rest);
+                    found.expressions.extend(lark.get(at + 1..(at + length).saturating_sub(1)));
+                    length
+                }
+                b'%' => found.add_value(&lark[at..]),
+                _ => 1,
+            };
+        }
+        found
+    }
+
+    /// Adds the JSON value after a keyword. Returns the length of both.
+    fn add_value(&mut self, rest: &str) -> usize {
+        let keyword = ["%json", "%regex", "%llguidance"].into_iter().find(|k| rest.starts_with(k));
+        let Some(keyword) = keyword else { return 1 };
+        let mut values =
+            serde_json::Deserializer::from_str(&rest[keyword.len()..]).into_iter::<Value>();
+        let Some(Ok(value)) = values.next() else { return keyword.len() };
+        match keyword {
+            "%json" => self.schemas.push(value),
+            "%regex" => self.substrings.push(value),
+            _ => {}
+        }
+        keyword.len() + values.byte_offset()
+    }
+}
+
+/// Length of the rest of a line.
+fn line_bytes(rest: &[u8]) -> usize {
+    rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len())
+}
+
+/// Length of a text that ends with the byte that it begins with, and in which `\` escapes a byte.
+fn quoted_bytes(rest: &[u8]) -> usize {
+    let mut at = 1;
+    while let Some(byte) = rest.get(at) {
+        match byte {
+            b'\\' => at += 2,
+            byte if *byte == rest[0] => return at + 1,
+            _ => at += 1,
+        }
+    }
+    rest.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn comments_texts_expressions_and_values_are_told_apart() {
+        let lark = r#"start: "a\"/" /b\/"c/ x // "no" /no/
+# "no"
+x: %json {"pattern": "no"} | %regex {"substring_chars": "/no/"} | "%json [" /d
+e/ "]" "a\"/""#;
+        let found = LarkText::new(lark);
+        assert_eq!(found.texts, HashSet::from([r#""a\"/""#, "\"%json [\"", "\"]\""]));
+        assert_eq!(found.expressions, HashSet::from([r#"b\/"c"#, "d\ne"]));
+        assert_eq!(found.schemas, [json!({"pattern": "no"})]);
+        assert_eq!(found.substrings, [json!({"substring_chars": "/no/"})]);
+        // Unfinished ones reach to the end.
+        for unfinished in ["\"a", "/", "/\u{e4}\\", "%json {", "\"\\", "%", "#", "\"\u{e4}\\\u{e4}"] {
+            LarkText::new(unfinished);
+        }
+    }
+}
