@@ -18,6 +18,9 @@ use super::lark_text::LarkText;
 /// Maximum number of different terminals: texts and expressions. The library compares each new one
 /// with all others.
 pub const MAX_TERMINALS: usize = 12_000;
+/// Maximum number of names, texts and expressions that the rules of a Lark grammar mention. A
+/// position of the parser has an item for each, and compares it with the others.
+pub const MAX_REFERENCES: usize = 30_000;
 /// Maximum number of alternatives in the derivatives of all expressions. Optional parts in a row
 /// need a number that grows with the square of theirs.
 pub const MAX_ALTERNATIVES: u64 = 2_000_000;
@@ -289,6 +292,12 @@ impl ClassCounter {
 pub fn check_lark(lark: &str) -> Result<(), String> {
     let found = LarkText::new(lark);
     check_terminals(found.texts.len() + found.expressions.len())?;
+    if found.references > MAX_REFERENCES {
+        return Err(format!(
+            "its rules mention {} names, texts and expressions, at most {MAX_REFERENCES} are allowed: use fewer alternatives, or join them to one expression",
+            found.references
+        ));
+    }
     let mut classes = ClassCounter::default();
     found.expressions.iter().try_for_each(|pattern| classes.add(pattern))?;
     found.schemas.iter().try_for_each(|schema| classes.add_schema(schema))?;

@@ -7,6 +7,8 @@ use serde_json::Value;
 /// Parts of a Lark grammar, as `llguidance` divides it.
 #[derive(Debug, Default)]
 pub struct LarkText<'a> {
+    /// Number of names, texts and expressions, also of equal ones.
+    pub references: usize,
     /// Different texts, with their quotation marks.
     pub texts: HashSet<&'a str>,
     /// Different expressions, without their slashes.
@@ -29,15 +31,21 @@ impl<'a> LarkText<'a> {
                 b'/' if rest.starts_with(b"//") => line_bytes(rest),
                 b'"' => {
                     let length = quoted_bytes(rest);
+                    found.references += 1;
                     found.texts.extend(lark.get(at..at + length));
                     length
                 }
                 b'/' => {
                     let length = quoted_bytes(rest);
+                    found.references += 1;
                     found.expressions.extend(lark.get(at + 1..(at + length).saturating_sub(1)));
                     length
                 }
                 b'%' => found.add_value(&lark[at..]),
+                byte if is_name(byte) => {
+                    found.references += 1;
+                    rest.iter().position(|byte| !is_name(byte)).unwrap_or(rest.len())
+                }
                 _ => 1,
             };
         }
@@ -58,6 +66,11 @@ impl<'a> LarkText<'a> {
         }
         keyword.len() + values.byte_offset()
     }
+}
+
+/// Whether names and numbers contain a byte.
+fn is_name(byte: &u8) -> bool {
+    byte.is_ascii_alphanumeric() || *byte == b'_'
 }
 
 /// Length of the rest of a line.
@@ -95,8 +108,10 @@ e/ "]" "a\"/""#;
         assert_eq!(found.expressions, HashSet::from([r#"b\/"c"#, "d\ne"]));
         assert_eq!(found.schemas, [json!({"pattern": "no"})]);
         assert_eq!(found.substrings, [json!({"substring_chars": "/no/"})]);
+        assert_eq!(found.references, 9, "three names, four texts, two expressions");
         // Unfinished ones reach to the end.
-        for unfinished in ["\"a", "/", "/\u{e4}\\", "%json {", "\"\\", "%", "#", "\"\u{e4}\\\u{e4}"] {
+        for unfinished in ["\"a", "/", "/\u{e4}\\", "%json {", "\"\\", "%", "#", "\"\u{e4}\\\u{e4}"]
+        {
             LarkText::new(unfinished);
         }
     }

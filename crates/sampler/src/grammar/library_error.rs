@@ -26,8 +26,9 @@ pub fn reason(error: &dyn fmt::Display, own: bool) -> String {
             "it has more than {MAX_SYMBOLS} rules, texts, expressions and properties together: use fewer, or split it"
         );
     }
-    if whole.contains("initial lexer configuration (grammar) too big") {
-        return "its expressions are too large: use fewer or shorter ones".into();
+    let too_large = ["initial lexer configuration", "lexer precomputation", "fuel exhausted when"];
+    if too_large.iter().any(|limit| whole.contains(limit)) {
+        return "its expressions take too much work: use fewer or shorter ones, smaller repetitions, and no .* before alternatives".into();
     }
     if let Some((before, _)) = ["Regex is empty: ", "Unable to determine if regex is empty: "]
         .iter()

@@ -5,8 +5,9 @@
 //! before a draw, [`Grammar::accept`] after it. `llguidance` runs schemas, regular expressions and
 //! Lark grammars. GBNF is translated to Lark ([`gbnf`], [`lark`]).
 //!
-//! Constraints come from untrusted clients. Their size is limited here, and the work of a step by
-//! `llguidance`'s limits. Constraints that cannot be enforced are rejected, not ignored.
+//! Constraints come from untrusted clients. Their size is limited here, the work of a step by
+//! `llguidance`'s limits, and work that it does not limit by [`expression_limits`] and
+//! [`first_bytes`]. Constraints that cannot be enforced are rejected, not ignored.
 
 mod expression_limits;
 mod first_bytes;
@@ -49,6 +50,9 @@ const MAX_STATES: usize = 50_000;
 /// Maximum number of symbols of a grammar: its rules, terminals and repetitions. Several phases of
 /// the library take time that grows with the square of this number.
 const MAX_SYMBOLS: usize = 20_000;
+/// Maximum number of items of the parser for one token mask. Each is compared with all others at
+/// its position.
+const MAX_MASK_ITEMS: usize = 30_000;
 
 /// The format that an answer must have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -193,6 +197,7 @@ impl GrammarCompiler {
         factory.limits_mut().max_lexer_states = MAX_STATES;
         factory.limits_mut().max_items_in_row = MAX_ITEMS;
         factory.limits_mut().max_grammar_size = MAX_SYMBOLS;
+        factory.limits_mut().step_max_items = MAX_MASK_ITEMS;
         Ok(Self { factory, numbers: OnceLock::new() })
     }
 

@@ -136,14 +136,15 @@ fn too_many_terminals_and_symbols_are_refused() {
         Constraint::Gbnf(format!("root ::= \"x\" | {}", texts.join(" | ")))
     };
     assert!(refusal(&gbnf(expression_limits::MAX_TERMINALS + 1), &words).is_some());
-    let repeated = |count: usize| {
-        let rules: String = (0..count).map(|n| format!("r{n}: \"a\" | \"b\" r{n}\n")).collect();
-        let all: Vec<_> = (0..count).map(|n| format!("r{n}")).collect();
-        Constraint::Lark(format!("start: {}\n{rules}", all.join(" | ")))
+    let objects = |count: usize| {
+        let object = |n| json!({"type": "object", "properties": {format!("{n:x}"): {}}});
+        let objects: Vec<_> = (0..count).map(|n| format!("%json {}", object(n))).collect();
+        Constraint::Lark(format!("start: {}", objects.join(" | ")))
     };
     let words = format!("more than {MAX_SYMBOLS} rules");
-    assert_eq!(refusal(&repeated(1000), &words), None);
-    assert!(refusal(&repeated(MAX_SYMBOLS / 2 + 1), &words).is_some());
+    assert_eq!(refusal(&objects(1000), &words), None);
+    let error = compile(&objects(4000)).unwrap_err().to_string();
+    assert!(error.contains(&words), "{error}");
 }
 
 #[test]
@@ -242,4 +243,14 @@ fn many_pattern_properties_are_refused() {
     assert!(compile(&patterns(32)).is_ok());
     let error = compile(&patterns(33)).unwrap_err().to_string();
     assert!(error.contains("33 patternProperties, at most 32"), "{error}");
+}
+
+#[test]
+fn rules_with_many_references_are_refused() {
+    let lark = |count: usize| Constraint::Lark(format!("start: {}\nx: \"a\"", "x ".repeat(count)));
+    let words = format!("at most {} are allowed", expression_limits::MAX_REFERENCES);
+    // The names of the rules and the text count too.
+    assert_eq!(refusal(&lark(expression_limits::MAX_REFERENCES - 3), "are allowed"), None);
+    let error = refusal(&lark(expression_limits::MAX_REFERENCES - 2), &words).unwrap();
+    assert!(error.contains("use fewer alternatives"), "{error}");
 }
