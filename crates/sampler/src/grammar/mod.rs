@@ -47,12 +47,9 @@ const STACK_BYTES: usize = 512 << 20;
 /// Maximum number of lexer states of a grammar. Each takes one or two kilobytes, and hostile
 /// expressions reach new states with every token. The largest schemas in use have a few thousand.
 const MAX_STATES: usize = 50_000;
-/// Maximum number of symbols of a grammar: its rules, terminals and repetitions. Several phases of
-/// the library take time that grows with the square of this number.
-const MAX_SYMBOLS: usize = 20_000;
-/// Maximum number of items of the parser for one token mask. Each is compared with all others at
-/// its position.
-const MAX_MASK_ITEMS: usize = 30_000;
+/// Maximum number of symbols of a grammar: its rules, terminals and repetitions. The library fails
+/// at 65,525. A schema of 200 KB has about half as many.
+const MAX_SYMBOLS: usize = 60_000;
 
 /// The format that an answer must have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -197,7 +194,6 @@ impl GrammarCompiler {
         factory.limits_mut().max_lexer_states = MAX_STATES;
         factory.limits_mut().max_items_in_row = MAX_ITEMS;
         factory.limits_mut().max_grammar_size = MAX_SYMBOLS;
-        factory.limits_mut().step_max_items = MAX_MASK_ITEMS;
         Ok(Self { factory, numbers: OnceLock::new() })
     }
 

@@ -142,8 +142,8 @@ fn too_many_terminals_and_symbols_are_refused() {
         Constraint::Lark(format!("start: {}", objects.join(" | ")))
     };
     let words = format!("more than {MAX_SYMBOLS} rules");
-    assert_eq!(refusal(&objects(1000), &words), None);
-    let error = compile(&objects(4000)).unwrap_err().to_string();
+    assert_eq!(refusal(&objects(100), &words), None);
+    let error = compile(&objects(4500)).unwrap_err().to_string();
     assert!(error.contains(&words), "{error}");
 }
 
@@ -253,4 +253,48 @@ fn rules_with_many_references_are_refused() {
     assert_eq!(refusal(&lark(expression_limits::MAX_REFERENCES - 3), "are allowed"), None);
     let error = refusal(&lark(expression_limits::MAX_REFERENCES - 2), &words).unwrap();
     assert!(error.contains("use fewer alternatives"), "{error}");
+}
+
+/// A schema as a program with many tools sends: objects of ten typed properties, about 200 KB.
+fn tools_schema(tools: usize) -> Value {
+    let kinds = [
+        json!({"type": "string"}),
+        json!({"type": "integer", "minimum": 0}),
+        json!({"type": "boolean"}),
+        json!({"type": "array", "items": {"type": "string"}}),
+        json!({"type": ["string", "null"]}),
+        json!({"type": "string", "enum": ["read", "write", "append"]}),
+        json!({"type": "number"}),
+    ];
+    let tool = |tool: usize| {
+        let property = |n: usize| (format!("field_{tool}_{n}"), kinds[n % kinds.len()].clone());
+        let properties: serde_json::Map<_, _> = (0..10).map(property).collect();
+        let required: Vec<&String> = properties.keys().step_by(2).collect();
+        json!({
+            "type": "object",
+            "properties": {
+                "name": {"const": format!("tool_{tool}")},
+                "arguments": {"type": "object", "properties": properties, "required": required},
+            },
+            "required": ["name", "arguments"],
+        })
+    };
+    json!({"anyOf": (0..tools).map(tool).collect::<Vec<_>>()})
+}
+
+#[test]
+fn schemas_of_many_tools_are_accepted() {
+    let constraint = Constraint::schema(tools_schema(340));
+    assert!(
+        (200_000..MAX_CONSTRAINT_BYTES).contains(&constraint.bytes()),
+        "{}",
+        constraint.bytes()
+    );
+    let grammars = grammars();
+    let source = translate(&constraint).unwrap();
+    let (rules, terminals) = first_bytes::load(&grammars.factory, source, false).unwrap();
+    let terminals = terminals.lexemes.len();
+    assert!(rules.num_symbols() < MAX_SYMBOLS * 3 / 4, "{}", rules.num_symbols());
+    assert!(terminals < expression_limits::MAX_TERMINALS * 3 / 4, "{terminals}");
+    grammars.compile(&constraint).unwrap();
 }
