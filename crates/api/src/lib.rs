@@ -1,6 +1,6 @@
 //! Wire types of the HTTP dialects, and an asynchronous client.
 //!
-//! - [`native`]: Ollama's dialect.
+//! - [`ollama`]: Ollama's dialect.
 //! - [`openai`]: OpenAI's chat completions, completions, embeddings and models.
 //! - [`anthropic`]: Anthropic's messages and models.
 //! - [`responses`]: requests of OpenAI's Responses API.

@@ -9,10 +9,10 @@
 //! |---|---|
 //! | [`Key`] | An entry of the key file. |
 //! | `owner::ClientIdentity` | The key, or the address without one, before it is hashed. |
-//! | [`crate::http::Client`] | Number for fair shares, and namespace of cached prefixes. |
-//! | [`crate::http::Owner`] | Hashed identity; owns stored responses. |
+//! | `http::Client` | Number for fair shares, and namespace of cached prefixes. |
+//! | `http::Owner` | Hashed identity; owns stored responses. |
 //! | `caller::Caller` | Namespaces that the request may use. |
-//! | [`crate::http::CallerOutgoingAccess`] | Hosts that the request may have the server contact. |
+//! | `http::CallerOutgoingAccess` | Hosts that the request may have the server contact. |
 //! | [`puna_mirror::Principal`] | A key at `/v2`: name, permission and namespaces. |
 
 pub(crate) mod authorizer;
