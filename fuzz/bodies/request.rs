@@ -1,7 +1,7 @@
 //! Body of the request fuzz target: the first byte selects the request type, the rest is the body.
 
 use puna_api::decode::{MAX_IGNORED, from_slice, from_slice_with_ignored};
-use puna_api::{anthropic, json, native, openai, responses};
+use puna_api::{anthropic, json, ollama, openai, responses};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

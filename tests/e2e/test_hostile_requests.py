@@ -146,7 +146,9 @@ def test_extreme_numbers_are_refused_or_bounded(wire, path):
 def test_deep_nesting_is_refused(wire, path):
     for opening, closing in (("[", "]"), ('{"a":', "}")):
         for depth in (101, 10_000, 1_000_000):
-            wire.ask(path, (opening * depth).encode(), {400})
+            body = (opening * depth).encode()
+            # Requests without long texts have a limit of 1 MiB.
+            wire.ask(path, body, {400, 413} if len(body) > 1 << 20 else {400})
         bottom = opening * 5000 + "1" + closing * 5000
         fields = json.dumps(REQUESTS[path])[:-1]
         for field in ("model", "extra", "format", "options", "tools", "messages", "metadata"):

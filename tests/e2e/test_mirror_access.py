@@ -131,7 +131,7 @@ def test_a_quota_counts_what_a_key_with_namespaces_makes_at_api(tmp_path):
         it.kill()
         it.env["PUNA_MIRROR_QUOTAS"] = f"few*=1GB:12, team={model + 100_000}B, full=1000B"
         it.start()
-        keys = {name: it.cli("key", "add", name, "--scope", "models", "--namespace", name, check=True).stdout.strip() for name in ("team", "few-a", "full")}
+        keys = {name: it.cli("key", "add", name, "--scope", "inference,models", "--namespace", name, check=True).stdout.strip() for name in ("team", "few-a", "full")}
         assert wait_for(lambda: it.knows(keys["full"]))
         auth = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
         post = lambda path, body, key="team": it.post(path, body, headers=auth[key])

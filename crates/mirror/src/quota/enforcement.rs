@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use puna_store::{Digest, NewModel};
 
+use super::check_quota;
 use super::namespace_index::NamespaceIndex;
 use super::namespace_usage::NamespaceUsage;
 use super::reservation::UploadReservation;
@@ -169,7 +170,10 @@ impl NamespaceIndex {
         let usage = self.usage(namespace).await?;
         let new = self.new_blobs(manifest, &usage.referenced).await?;
         let growth = self.manifest_growth(name, reference, manifest).await;
-        self.check_growth(namespace, limit, &usage, new, growth).await?;
+        let asked = StorageUsage::of_blobs(&new).plus(growth);
+        check_quota(namespace, limit, usage.of_references(), asked)?;
+        // The blobs lie in the storage already, so only the manifest needs space there.
+        self.reservations.make_space(namespace, limit, usage.of_storage(), growth).await?;
         Ok(Some(guard))
     }
 
@@ -189,24 +193,12 @@ impl NamespaceIndex {
         let usage = self.usage(namespace).await?;
         let manifests = model.manifests.iter().map(|bytes| StorageUsage::one(*bytes));
         let growth = manifests.fold(StorageUsage::default(), StorageUsage::plus);
-        self.check_growth(namespace, limit, &usage, model.blobs.iter().copied(), growth).await?;
-        Ok(Some(guard))
-    }
-
-    /// Fails if a model or manifest with these blobs, and `growth` for everything else, would
-    /// exceed the quota. Drops idle uploads if that makes enough space.
-    async fn check_growth(
-        &self,
-        namespace: &str,
-        limit: StorageUsage,
-        usage: &NamespaceUsage,
-        blobs: impl IntoIterator<Item = (Digest, u64)>,
-        growth: StorageUsage,
-    ) -> Result<(), MirrorError> {
-        let new = blobs.into_iter().filter(|(digest, _)| !usage.stored.contains_key(digest));
-        let new: HashMap<Digest, u64> = new.collect();
+        let blobs = model.blobs.iter().copied();
+        let new: HashMap<Digest, u64> =
+            blobs.filter(|(digest, _)| !usage.stored.contains_key(digest)).collect();
         let asked = StorageUsage::of_blobs(&new).plus(growth);
-        self.reservations.make_space(namespace, limit, usage.of_storage(), asked).await
+        self.reservations.make_space(namespace, limit, usage.of_storage(), asked).await?;
+        Ok(Some(guard))
     }
 
     /// Returns how much more a namespace may store, and its blobs; `None` if it has no quota.

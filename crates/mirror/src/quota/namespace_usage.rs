@@ -63,6 +63,11 @@ impl NamespaceUsage {
         StorageUsage::of_blobs(&self.stored).plus(self.metadata)
     }
 
+    /// Space of everything but pushed blobs that no manifest references, and unfinished pulls.
+    pub(crate) fn of_references(&self) -> StorageUsage {
+        StorageUsage::of_blobs(&self.referenced).plus(self.metadata)
+    }
+
     /// Whether a blob was recently pushed to a repository or mounted there.
     pub(crate) fn has_push_mark(&self, name: &Repository, digest: &Digest) -> bool {
         let mut marks = self.content.objects.iter().filter(|object| object.manifest.is_none());
