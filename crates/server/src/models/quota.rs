@@ -101,18 +101,16 @@ impl UploadQuota {
         if self.free.is_empty() || self.free.iter().any(|(_, free)| fits(free)) {
             return Ok(());
         }
-        let left: Vec<String> = self
-            .free
-            .iter()
-            .map(|(name, free)| {
-                format!("{name} has {} bytes and {} objects left", free.bytes, free.objects)
-            })
-            .collect();
+        let names: Vec<&str> = self.free.iter().map(|(name, _)| name.as_str()).collect();
+        let left = self.free.iter().map(|(name, free)| {
+            format!("{name} has {} bytes and {} objects left", free.bytes, free.objects)
+        });
         Err(StoreError::NotAdmitted(format!(
-            "quota of namespace {} exceeded: the upload needs {} bytes and {} objects; create the models of earlier uploads, remove models, or have the quota raised",
-            left.join(", "),
+            "quota of namespace {} exceeded: the upload needs {} bytes and {} objects, but {}; create the models of earlier uploads, remove models, or have the quota raised",
+            names.join(", "),
             asked.bytes,
-            asked.objects
+            asked.objects,
+            left.collect::<Vec<_>>().join(", ")
         )))
     }
 }
