@@ -115,7 +115,7 @@ impl Case {
         all
     }
 
-    /// What a KV head's queries of `token` get in a text that is only what they see.
+    /// Attention of a KV head's queries at `token`, in a text of the visible positions only.
     fn alone(
         &self,
         backend: &mut CpuBackend,

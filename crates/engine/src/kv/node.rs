@@ -126,8 +126,8 @@ pub struct Match {
     pub partial: Option<(NodeId, usize)>,
     /// State checkpoint after these tokens, if the model has recurrent layers.
     pub state: Option<u32>,
-    /// Tokens in the tree, including tokens without the state or window pages to continue from; 0
-    /// if the model has neither.
+    /// Tokens matched in the tree before the match is cut back to a state checkpoint and present
+    /// window pages; 0 for models with full attention only.
     pub matched_tokens: usize,
 }
 

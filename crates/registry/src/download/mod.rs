@@ -14,7 +14,7 @@ pub(crate) mod shared;
 pub(crate) mod source;
 #[cfg(test)]
 mod tests;
-mod throughput;
+pub(crate) mod throughput;
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -1,20 +1,22 @@
 //! Proof that an upstream registry has the content of a blob that the store has already.
 //!
 //! A manifest names a blob by digest and size, which do not prove that its author has the content.
-//! If the store has the blob for somebody else, a pull must neither give it to the caller nor tell
+//! If the store has the blob for another caller, a pull must neither give it to the caller nor tell
 //! that it exists. So the pull receives the whole blob again and verifies its digest.
 
+use std::time::Instant;
+
+use bytes::Bytes;
 use puna_store::{Digest, Hasher};
-use reqwest::Method;
 
 use super::{BlobSpec, Sources, progress_reporter};
 use crate::Registry;
-use crate::client::session::{stalled_error, transport_error};
 use crate::client::settings::{Progress, Report, send_progress};
 use crate::display::display_url;
 use crate::download::connection::PROGRESS_BYTES;
 use crate::download::shared::DownloadUpdate;
 use crate::download::source::{BlobSource, DownloadSpec, RangeResponse};
+use crate::download::throughput::ThroughputMonitor;
 use crate::error::RegistryError;
 
 impl Registry {
@@ -95,11 +97,15 @@ async fn receive_rest(
         }
     };
     let stall_timeout = source.session().settings().stall_timeout;
+    let mut throughput = ThroughputMonitor::new(stall_timeout);
     while *received < total {
-        let piece = match tokio::time::timeout(stall_timeout, response.chunk()).await {
-            Ok(piece) => piece.map_err(|e| transport_error(&Method::GET, response.url(), &e))?,
-            Err(_) => return Err(stalled_error(&Method::GET, response.url(), stall_timeout)),
-        };
+        let waiting_since = Instant::now();
+        let piece = source.session().next_piece(&mut response).await?;
+        let bytes = piece.as_ref().map_or(0, Bytes::len) as u64;
+        if let Some(got) = throughput.too_slow(waiting_since.elapsed(), bytes) {
+            let (url, seconds) = (display_url(response.url()), stall_timeout.as_secs());
+            return Err(RegistryError::TooSlow { url, got, seconds });
+        }
         let Some(piece) = piece else {
             let url = display_url(response.url());
             return Err(RegistryError::Truncated {

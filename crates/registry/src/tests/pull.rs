@@ -43,7 +43,7 @@ async fn a_pull_reports_like_ollama_and_stores_the_manifest_unchanged() {
     );
 }
 
-/// Admits models of at most so many bytes, and remembers how many it was asked for.
+/// Admits models up to a size in bytes, and records the sizes of all models.
 #[derive(Debug, Default)]
 struct SizeLimit(u64, std::sync::Mutex<Vec<u64>>);
 

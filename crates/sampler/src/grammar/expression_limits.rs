@@ -138,11 +138,11 @@ impl<'a> DerivativeSize<'a> {
     }
 
     fn check_intersection(&mut self, expression: ExprRef) -> Result<(), String> {
-        let most = match self.starts(expression) {
+        let max = match self.starts(expression) {
             true => self.starts[&expression.as_u32()].iter().copied().max().unwrap_or(0),
             false => u32::MAX,
         };
-        if most <= MAX_INTERSECTION {
+        if max <= MAX_INTERSECTION {
             return Ok(());
         }
         Err(format!(

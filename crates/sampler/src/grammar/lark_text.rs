@@ -20,7 +20,7 @@ pub struct LarkText<'a> {
 }
 
 impl<'a> LarkText<'a> {
-    /// Divides a grammar. The library reports what it cannot read.
+    /// Divides a grammar. Malformed parts are skipped: the library reports them.
     pub fn new(lark: &'a str) -> Self {
         let mut found = Self::default();
         let (bytes, mut at) = (lark.as_bytes(), 0);

@@ -28,7 +28,7 @@ use crate::canonical::ApiError;
 use crate::util::lock::lock;
 
 /// Maximum bytes of a JSON body, enough for a few large images.
-pub(crate) const MAX_BODY_BYTES: usize = 128 << 20;
+const MAX_BODY_BYTES: usize = 128 << 20;
 
 /// Maximum bytes of the body of a request that contains names and settings only.
 pub(crate) const MAX_SETTINGS_BODY_BYTES: usize = 1 << 20;
@@ -209,7 +209,7 @@ pub(crate) async fn read_body(request: Request<Body>) -> Result<RequestBody, Api
     read_body_within(request, MAX_BODY_BYTES).await
 }
 
-/// The same for a body of at most `limit` bytes, and as many after decompression.
+/// Like [`read_body`], for a body of at most `limit` bytes, also after decompression.
 async fn read_body_within(request: Request<Body>, limit: usize) -> Result<RequestBody, ApiError> {
     let encoding = request.headers().get(CONTENT_ENCODING).cloned();
     let budget = request.extensions().get::<BodyBudget>().cloned().unwrap_or_default();

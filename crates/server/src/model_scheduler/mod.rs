@@ -16,7 +16,6 @@
 //!   evicted right between two requests. Two busy models therefore do not evict each other for
 //!   every request. This delays other requests by some seconds at most.
 
-pub(crate) mod fair_queue;
 mod memory_fit;
 mod options;
 pub(crate) mod queue;

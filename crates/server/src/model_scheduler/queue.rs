@@ -9,7 +9,7 @@ use std::time::Instant;
 use puna_mirror::{SharedTable, TableLimit};
 
 use super::{LoadOptions, Request, RequestId};
-use crate::model_scheduler::fair_queue::ServiceCounts;
+use crate::util::service_counts::ServiceCounts;
 
 /// Description of [`Queue`].
 pub(crate) static WAITING_REQUESTS: SharedTable = SharedTable {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::lock::lock;
-use crate::model_scheduler::fair_queue::ServiceCounts;
+use super::service_counts::ServiceCounts;
 
 /// Queue of work, in order of arrival.
 pub(crate) struct FairWorkQueue<T> {

@@ -8,6 +8,7 @@ pub(crate) mod generated_file;
 pub(crate) mod lock;
 pub(crate) mod panic_message;
 pub(crate) mod random_ids;
+pub(crate) mod service_counts;
 pub(crate) mod shutdown;
 pub(crate) mod text_file;
 pub(crate) mod thread_priority;

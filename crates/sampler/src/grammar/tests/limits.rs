@@ -113,8 +113,7 @@ fn contradicting_bounds_and_strings_are_named() {
     }
 }
 
-/// Compiles a constraint. `None` if it is accepted, or refused by another limit than the one that
-/// the words belong to.
+/// Compiles a constraint. Returns its error if the error contains `words`, which name a limit.
 fn refusal(constraint: &Constraint, words: &str) -> Option<String> {
     let error = compile(constraint).err()?.to_string();
     error.contains(words).then_some(error)

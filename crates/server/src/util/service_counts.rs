@@ -1,4 +1,4 @@
-//! Fair queueing: serves the client with the least service so far.
+//! Service of each client, for fair queueing: the client with the least service so far is next.
 
 use std::collections::{HashMap, HashSet};
 
