@@ -279,9 +279,9 @@ impl Pruner<'_> {
         let temp = self.store.root().join(TEMP_DIR);
         for file in files_of(&temp)? {
             let upload = file.name.strip_suffix(UPLOAD_SUFFIX);
-            let beside = self.store.secondary_download(&file.name);
+            let separate_download = self.store.is_separate_download_running(&file.name);
             let is_used =
-                beside == Some(true) || upload.is_some_and(|key| self.is_upload_locked(key));
+                separate_download == Some(true) || upload.is_some_and(|key| self.is_upload_locked(key));
             if file.name == "lock" || is_locked(&file.path) || is_used {
                 continue;
             }
@@ -289,7 +289,7 @@ impl Pruner<'_> {
             // again. Without its record, an interrupted upload starts over. A displaced blob may be
             // the only copy.
             let is_partial = upload.is_some()
-                || beside.is_some()
+                || separate_download.is_some()
                 || [HASH_STATE_SUFFIX, DISPLACED_SUFFIX]
                     .iter()
                     .any(|suffix| file.name.ends_with(suffix));

@@ -22,6 +22,8 @@ pub(crate) const HASH_STATE_SUFFIX: &str = ".sum";
 const MAX_HASH_STATE_BYTES: u64 = 4 << 10;
 /// Part of the file names of secondary downloads, after the digest.
 const SECONDARY_INFIX: &str = "-beside";
+/// Part of the file names of private downloads, before the number of the caller.
+const PRIVATE_INFIX: &str = "-private-";
 
 /// Which files a download uses. Two processes never write to the same file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +32,31 @@ pub enum PartialPath {
     Primary,
     /// Separate files, used while the holder of the primary lock is stopped.
     Secondary,
+    /// Files of one caller, given by its number. They contain no bytes of other callers' downloads.
+    Private(u64),
+}
+
+impl PartialPath {
+    /// Name of the files in the folder of temporary files, without suffixes; `None` for the
+    /// primary files.
+    fn temp_name(self, digest: &Digest) -> Option<String> {
+        let hex = digest.hex();
+        match self {
+            Self::Primary => None,
+            Self::Secondary => Some(format!("{hex}{SECONDARY_INFIX}")),
+            Self::Private(caller) => Some(format!("{hex}{PRIVATE_INFIX}{caller:016x}")),
+        }
+    }
+
+    /// Parses the name of a file of a secondary or private download.
+    fn parse(file_name: &str) -> Option<(Digest, Self)> {
+        let (hex, path) = if let Some((hex, rest)) = file_name.split_once(PRIVATE_INFIX) {
+            (hex, Self::Private(u64::from_str_radix(rest.get(..16)?, 16).ok()?))
+        } else {
+            (file_name.split_once(SECONDARY_INFIX)?.0, Self::Secondary)
+        };
+        Some((format!("sha256-{hex}").parse().ok()?, path))
+    }
 }
 
 /// A partial blob: one file of full size, and one JSON file for each part.
@@ -39,6 +66,7 @@ pub enum PartialPath {
 /// blobs/sha256-<64 hex>-partial-<N>    {"N":0,"Offset":0,"Size":100000000,"Completed":12345}
 /// puna-tmp/<64 hex>.sum                hash state, where Ollama looks for no parts
 /// puna-tmp/<64 hex>-beside…            the same files of a secondary download
+/// puna-tmp/<64 hex>-private-<16 hex>…  the same files of a private download
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartialBlob {
@@ -184,7 +212,7 @@ impl Store {
         self.partial_at(digest, PartialPath::Primary)
     }
 
-    /// The partial files of a blob for a primary or secondary download. Creates their folders.
+    /// The partial files of a blob for a kind of download. Creates their folders.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -194,12 +222,9 @@ impl Store {
         path_kind: PartialPath,
     ) -> Result<PartialBlob, StoreError> {
         let mut partial = self.partial_of(digest);
-        if path_kind == PartialPath::Secondary {
-            partial.data = partial.temp.join(format!("{}{SECONDARY_INFIX}", digest.hex()));
-        }
-        match path_kind {
-            PartialPath::Primary => self.create_model_dir(partial.folder())?,
-            PartialPath::Secondary => files::create_dir(partial.folder())?,
+        match path_kind.temp_name(digest) {
+            None => self.create_model_dir(partial.folder())?,
+            Some(name) => partial.data = partial.temp.join(name),
         }
         files::create_dir(&partial.temp)?;
         Ok(partial)
@@ -261,8 +286,7 @@ impl Store {
         self.lock_download_at(digest, PartialPath::Primary)
     }
 
-    /// Takes the lock for the primary or secondary download of a blob. `None` if another process
-    /// holds it.
+    /// Takes the lock for a kind of download of a blob. `None` if another process holds it.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -305,16 +329,16 @@ impl Store {
         is_locked(&self.download_lock(digest, PartialPath::Primary))
     }
 
-    /// Whether the secondary download that a file belongs to is running; `None` for other files.
-    pub(crate) fn secondary_download(&self, name: &str) -> Option<bool> {
-        let (hex, _) = name.split_once(SECONDARY_INFIX)?;
-        let digest = format!("sha256-{hex}").parse().ok()?;
-        Some(is_locked(&self.download_lock(&digest, PartialPath::Secondary)))
+    /// Whether the secondary or private download that a file belongs to is running; `None` for
+    /// other files.
+    pub(crate) fn is_separate_download_running(&self, file_name: &str) -> Option<bool> {
+        let (digest, path_kind) = PartialPath::parse(file_name)?;
+        Some(is_locked(&self.download_lock(&digest, path_kind)))
     }
 
     fn download_lock(&self, digest: &Digest, path_kind: PartialPath) -> PathBuf {
-        let beside = if path_kind == PartialPath::Secondary { SECONDARY_INFIX } else { "" };
-        self.root().join(files::TEMP_DIR).join(format!("{}{beside}.lock", digest.hex()))
+        let name = path_kind.temp_name(digest).unwrap_or_else(|| digest.hex().to_string());
+        self.root().join(files::TEMP_DIR).join(format!("{name}.lock"))
     }
 
     /// Free disk space in bytes; `None` if the system does not tell.

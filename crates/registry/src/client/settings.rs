@@ -1,5 +1,6 @@
 //! Settings of the client, options of an operation, and progress reports.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -153,7 +154,8 @@ pub struct Options {
     pub access: OutgoingAccess,
     /// Decides whether a pulled model may be stored, before its blobs are fetched.
     pub admission: Option<Arc<dyn ModelAdmission>>,
-    /// Decides which stored blobs a pull may use without receiving them again. `None`: all.
+    /// Decides which stored blobs a pull may use without receiving them again. `None`: all, and
+    /// downloads are shared.
     pub reuse: Option<Arc<dyn BlobReuse>>,
 }
 
@@ -169,20 +171,56 @@ impl Options {
         }
     }
 
-    /// Whether a pull may use a stored blob without receiving it again.
-    pub(crate) async fn may_reuse(&self, digest: Digest) -> Result<bool, RegistryError> {
-        let Some(reuse) = self.reuse.clone() else { return Ok(true) };
-        blocking(move || Ok(reuse.may_reuse(&digest)?)).await
+    /// Asks which blobs a pull may take from the store.
+    pub(crate) async fn reusable_blobs(
+        &self,
+        digests: impl IntoIterator<Item = Digest>,
+    ) -> Result<ReusableBlobs, RegistryError> {
+        let Some(reuse) = self.reuse.clone() else { return Ok(ReusableBlobs::All) };
+        let digests: Vec<_> = digests.into_iter().collect();
+        blocking(move || {
+            let (digests, caller) = (reuse.reusable(&digests)?, reuse.caller_number());
+            Ok(ReusableBlobs::Only { digests, caller })
+        })
+        .await
+    }
+}
+
+/// Blobs that a pull may take from the store.
+#[derive(Debug, Clone)]
+pub(crate) enum ReusableBlobs {
+    /// All that the store has.
+    All,
+    /// Only these. Others are downloaded as if the store had no data of them.
+    Only {
+        digests: HashSet<Digest>,
+        /// Number of the caller, for its private downloads.
+        caller: u64,
+    },
+}
+
+impl ReusableBlobs {
+    /// Number of the caller, if it needs a private download of a blob.
+    pub(crate) fn private_to(&self, digest: &Digest) -> Option<u64> {
+        match self {
+            Self::Only { digests, caller } if !digests.contains(digest) => Some(*caller),
+            _ => None,
+        }
     }
 }
 
 /// Decides which stored blobs a pull may use without receiving them again.
 pub trait BlobReuse: Send + Sync + fmt::Debug {
-    /// Whether the caller may know that the store has a blob. This function may block.
+    /// Those of the blobs that the caller may know of, whether or not the store has them. This
+    /// function may block.
     ///
     /// # Errors
     /// The store cannot be read.
-    fn may_reuse(&self, digest: &Digest) -> Result<bool, StoreError>;
+    fn reusable(&self, digests: &[Digest]) -> Result<HashSet<Digest>, StoreError>;
+
+    /// Number of the caller, which stays the same after a restart. Downloads of other blobs share
+    /// no data with those of callers with other numbers.
+    fn caller_number(&self) -> u64;
 }
 
 /// Progress report, in Ollama's words.

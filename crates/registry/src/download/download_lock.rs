@@ -22,6 +22,7 @@ use crate::blocking::blocking;
 use crate::disk_space::check_free_space;
 use crate::download::positioned_io::file_id;
 use crate::download::range_table::RangeTable;
+use crate::download::source::DownloadSpec;
 use crate::error::RegistryError;
 
 /// Time without progress after which a running lock holder is bypassed, as a multiple of the
@@ -45,7 +46,7 @@ async fn has_space_for_copy(
 }
 
 /// Waits for the lock of a download. Returns the lock and its path, or `None` if another process
-/// has finished the blob.
+/// has finished the blob. A private download ignores a stored blob, and has no secondary path.
 ///
 /// If the lock holder is stopped and has made no progress for `timeout`, this process takes the
 /// secondary path, given enough disk space. Without space, the status tells the user how to
@@ -56,13 +57,13 @@ async fn has_space_for_copy(
 /// space, or a third process holds the secondary path.
 pub(super) async fn acquire_download_lock(
     store: &Arc<Store>,
-    digest: Digest,
-    total: u64,
+    spec: &DownloadSpec,
     timeout: Duration,
     state: &watch::Sender<DownloadState>,
 ) -> Result<Option<(BlobLock, PartialPath)>, RegistryError> {
+    let (digest, total) = (spec.key, spec.total);
     let (mut wait, mut partial_path, mut bypassed_holder) =
-        (LockHolderWait::new(timeout), PartialPath::Primary, None);
+        (LockHolderWait::new(timeout), spec.partial_path(), None);
     loop {
         let at = store.clone();
         let attempt = blocking(move || LockAttempt::new(&at, &digest, total, partial_path)).await?;
@@ -197,7 +198,8 @@ impl LockAttempt {
         partial_path: PartialPath,
     ) -> Result<Self, RegistryError> {
         let lock = store.lock_download_at(digest, partial_path)?;
-        if store.pin_blob(digest, total) {
+        let is_private = matches!(partial_path, PartialPath::Private(_));
+        if !is_private && store.pin_blob(digest, total) {
             return Ok(Self::BlobExists(File::open(store.blob_path(digest)).ok()));
         }
         if let Some(lock) = lock {

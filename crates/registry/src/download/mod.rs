@@ -57,7 +57,7 @@ pub(crate) async fn run_download(
         (spec.key, spec.total, session.settings().min_range_bytes);
     let lock_holder_timeout = session.settings().lock_holder_timeout;
     let Some((lock, partial_path)) =
-        acquire_download_lock(&store, digest, total, lock_holder_timeout, state).await?
+        acquire_download_lock(&store, &spec, lock_holder_timeout, state).await?
     else {
         return Ok(digest);
     };

@@ -1,5 +1,6 @@
 //! Downloads shared by several pulls: each blob is downloaded once at a time, whatever model or
-//! registry it belongs to.
+//! registry it belongs to. A pull of a caller that may not know of a stored blob has a private
+//! download, so that neither its progress nor its requests tell whether the store has the blob.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -26,11 +27,11 @@ pub(crate) enum DownloadUpdate {
     WaitingFor(String),
 }
 
-/// Running downloads by store and blob.
+/// Running downloads by store, blob, and caller of a private download.
 #[derive(Default)]
 pub(crate) struct SharedDownloads(Mutex<DownloadMap>);
 
-type DownloadMap = HashMap<(PathBuf, Digest), Weak<watch::Sender<DownloadState>>>;
+type DownloadMap = HashMap<(PathBuf, Digest, Option<u64>), Weak<watch::Sender<DownloadState>>>;
 
 /// A pull's share of a running download. The download is cancelled when all shares are dropped.
 pub(crate) struct SharedDownload {
@@ -85,9 +86,9 @@ impl SharedDownload {
 }
 
 impl SharedDownloads {
-    /// Completed bytes of a running download; 0 if it does not run.
+    /// Completed bytes of a running shared download; 0 if it does not run.
     pub(crate) fn completed(&self, store: &Store, digest: Digest) -> u64 {
-        let key = (store.root().to_owned(), digest);
+        let key = (store.root().to_owned(), digest, None);
         let state = lock(&self.0).get(&key).and_then(Weak::upgrade);
         state.map_or(0, |state| state.borrow().completed)
     }
@@ -99,7 +100,7 @@ impl SharedDownloads {
         store: &Arc<Store>,
         spec: &DownloadSpec,
     ) -> SharedDownload {
-        let key = (store.root().to_owned(), spec.key);
+        let key = (store.root().to_owned(), spec.key, spec.private_to);
         let mut running = lock(&self.0);
         if let Some(state) = running.get(&key).and_then(Weak::upgrade) {
             return SharedDownload { state: state.subscribe(), is_initiator: false };

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use puna_store::Digest;
+use puna_store::{Digest, PartialPath};
 use reqwest::header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, LOCATION, RANGE};
 use reqwest::{Method, Response, StatusCode, Url};
 
@@ -23,6 +23,16 @@ pub(crate) struct DownloadSpec {
     pub(crate) verified: bool,
     pub(crate) total: u64,
     pub(crate) url: Url,
+    /// Number of the caller whose download shares no bytes with downloads of others; `None` for a
+    /// shared download.
+    pub(crate) private_to: Option<u64>,
+}
+
+impl DownloadSpec {
+    /// The files of the download, unless another process keeps them.
+    pub(crate) fn partial_path(&self) -> PartialPath {
+        self.private_to.map_or(PartialPath::Primary, PartialPath::Private)
+    }
 }
 
 /// Source of a blob's bytes at one registry.

@@ -36,6 +36,7 @@ async fn a_disk_read_error_ends_a_download_at_once() {
         verified: true,
         total: 3 << 20,
         url: session.blob_url(&model.weights),
+        private_to: None,
     };
     let lock = Arc::new(bench.store.lock_download(&spec.key).unwrap().unwrap());
     let mut partial_file = PartialFile::open(
@@ -62,6 +63,12 @@ async fn a_disk_read_error_ends_a_download_at_once() {
 }
 
 #[cfg(target_os = "linux")]
+fn spec(key: Digest, total: u64) -> DownloadSpec {
+    let url = "http://127.0.0.1/blob".parse().unwrap();
+    DownloadSpec { key, verified: true, total, url, private_to: None }
+}
+
+#[cfg(target_os = "linux")]
 #[tokio::test]
 async fn without_disk_space_a_stopped_lock_holder_is_waited_for() {
     let bench = Bench::new();
@@ -70,8 +77,9 @@ async fn without_disk_space_a_stopped_lock_holder_is_waited_for() {
     let _lock = process.lock_download_as(&other, &digest);
     process.stop();
     let (state, watched) = watch::channel(DownloadState::default());
-    let acquire = |total| {
-        acquire_download_lock(&bench.store, digest, total, Duration::from_millis(400), &state)
+    let acquire = async |total| {
+        let spec = spec(digest, total);
+        acquire_download_lock(&bench.store, &spec, Duration::from_millis(400), &state).await
     };
     // More bytes than any disk has.
     let waits = tokio::time::timeout(Duration::from_secs(2), acquire(1 << 62)).await;
@@ -94,8 +102,9 @@ async fn a_running_lock_holder_without_progress_is_bypassed() {
     let lock = process.lock_download_as(&other, &digest);
     let (state, watched) = watch::channel(DownloadState::default());
     let begun = Instant::now();
-    let acquire = |total| {
-        acquire_download_lock(&bench.store, digest, total, Duration::from_millis(20), &state)
+    let acquire = async |total| {
+        let spec = spec(digest, total);
+        acquire_download_lock(&bench.store, &spec, Duration::from_millis(20), &state).await
     };
     // More bytes than any disk has.
     let error = acquire(1 << 62).await.map(|_| ()).unwrap_err();

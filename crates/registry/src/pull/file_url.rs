@@ -157,11 +157,16 @@ impl Registry {
         let origin = SourceManifest::new(&display_url(&file.url), vec![part]);
         let (at, source) = (store.clone(), (origin.digest(), name.clone()));
         if !blocking(move || Ok(is_created_from(&at, &source.1, &source.0)?)).await? {
+            let private_to = match file.digest {
+                Some(digest) => options.reusable_blobs([digest]).await?.private_to(&digest),
+                None => None,
+            };
             let spec = DownloadSpec {
                 key,
                 verified: file.digest.is_some(),
                 total: info.total,
                 url: file.url.clone(),
+                private_to,
             };
             self.create_from_file(store, &session, name, spec, origin, options, report).await?;
         }

@@ -1,7 +1,6 @@
 //! Pull: fetches the manifest, then its blobs one after another, then stores the manifest under the
 //! model's name.
 
-mod content_proof;
 pub(crate) mod file_url;
 mod manifest_list;
 pub(crate) mod pull_through;
@@ -11,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Digest, ModelName, ModelRef, NewModel, Store};
+use puna_store::{Digest, ModelName, ModelRef, NewModel, PartialPath, Store};
 use reqwest::Url;
 
 pub(crate) use manifest_list::describe_child;
@@ -21,7 +20,9 @@ use crate::blocking::{blocking, with_store_guard};
 use crate::client::endpoint::Endpoint;
 use crate::client::rate_limit::RateLimit;
 use crate::client::session::Session;
-use crate::client::settings::{Options, Progress, Report, WAITING_PREFIX, send_progress};
+use crate::client::settings::{
+    Options, Progress, Report, ReusableBlobs, WAITING_PREFIX, send_progress,
+};
 use crate::disk_space::{allocated_bytes, check_free_space};
 use crate::download::range_table::RangeTable;
 use crate::download::shared::DownloadUpdate;
@@ -335,22 +336,21 @@ impl Registry {
         pinned: &mut PinnedBlobs,
     ) -> Result<(), RegistryError> {
         let sizes = unique_blob_sizes(blobs)?;
-        let at = store.clone();
-        blocking(move || check_disk_space(&at, sizes.into_iter().collect())).await?;
+        let reusable = options.reusable_blobs(sizes.keys().copied()).await?;
+        let (at, known) = (store.clone(), reusable.clone());
+        blocking(move || check_disk_space(&at, sizes, &known)).await?;
         let mut done = Vec::new();
         for blob in blobs {
-            let BlobSpec { digest, size, ref url } = *blob;
+            let BlobSpec { digest, size, .. } = *blob;
             if done.contains(&digest) {
                 continue;
             }
             done.push(digest);
-            let at = store.clone();
+            let (at, private_to) = (store.clone(), reusable.private_to(&digest));
             let is_there = blocking(move || Ok(at.pin_blob(&digest, size))).await?;
             pinned.digests.push(digest);
-            if !is_there {
-                self.pull_blob(sources, store, digest, size, url.as_ref(), report).await?;
-            } else if !options.may_reuse(digest).await? {
-                self.prove_content(sources, blob, report).await?;
+            if !is_there || private_to.is_some() {
+                self.pull_blob(sources, store, blob, private_to, report).await?;
             }
             send_progress(report, Progress::blob("pulling", digest, size, size)).await;
         }
@@ -361,19 +361,19 @@ impl Registry {
         &self,
         sources: &mut Sources,
         store: &Arc<Store>,
-        digest: Digest,
-        size: u64,
-        url: Option<&Url>,
+        blob: &BlobSpec,
+        private_to: Option<u64>,
         report: &Report,
     ) -> Result<(), RegistryError> {
+        let (digest, size) = (blob.digest, blob.size);
         if size == 0 {
             let at = store.clone();
             return blocking(move || Ok(at.blob_writer()?.finish(Some(&digest)).map(drop)?)).await;
         }
         let mut update = progress_reporter(report, digest, size);
         while let Some(session) = sources.first() {
-            let url = url.cloned().unwrap_or_else(|| session.blob_url(&digest));
-            let spec = DownloadSpec { key: digest, verified: true, total: size, url };
+            let url = blob.url.clone().unwrap_or_else(|| session.blob_url(&digest));
+            let spec = DownloadSpec { key: digest, verified: true, total: size, url, private_to };
             let fetched = self.downloads().fetch(session, store, &spec, &mut update).await;
             let Err(error) = fetched else { return Ok(()) };
             if let RegistryError::DigestMismatch { .. } = error {
@@ -560,15 +560,25 @@ fn unique_blob_sizes(blobs: &[BlobSpec]) -> Result<HashMap<Digest, u64>, Registr
     Ok(sizes)
 }
 
-/// Checks that the disk has space for the missing bytes of a model.
-fn check_disk_space(store: &Store, blobs: Vec<(Digest, u64)>) -> Result<(), RegistryError> {
-    let absent = blobs.into_iter().filter(|(digest, size)| {
-        !std::fs::metadata(store.blob_path(digest)).is_ok_and(|meta| meta.len() == *size)
-    });
+/// Checks that the disk has space for the bytes of a model that a pull downloads.
+fn check_disk_space(
+    store: &Store,
+    blobs: HashMap<Digest, u64>,
+    reusable: &ReusableBlobs,
+) -> Result<(), RegistryError> {
     let mut needed = 0u64;
-    for (digest, size) in absent {
-        needed = needed
-            .saturating_add(size.saturating_sub(allocated_bytes(store.partial(&digest)?.data())));
+    for (digest, size) in blobs {
+        let partial_path = match reusable.private_to(&digest) {
+            Some(caller) => PartialPath::Private(caller),
+            None => PartialPath::Primary,
+        };
+        let is_stored =
+            || std::fs::metadata(store.blob_path(&digest)).is_ok_and(|meta| meta.len() == size);
+        if partial_path == PartialPath::Primary && is_stored() {
+            continue;
+        }
+        let partial = store.partial_at(&digest, partial_path)?;
+        needed = needed.saturating_add(size.saturating_sub(allocated_bytes(partial.data())));
     }
     check_free_space(store, "the model", needed)
 }

@@ -252,7 +252,8 @@ fn join_download(
     total: u64,
 ) -> Option<SharedDownload> {
     let session = sources.first()?;
-    let spec = DownloadSpec { key: digest, verified: true, total, url: session.blob_url(&digest) };
+    let url = session.blob_url(&digest);
+    let spec = DownloadSpec { key: digest, verified: true, total, url, private_to: None };
     Some(registry.downloads().join(session, store, &spec))
 }
 

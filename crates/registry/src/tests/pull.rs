@@ -1,5 +1,7 @@
 //! Successful pulls from registries of different kinds.
 
+use std::collections::HashSet;
+
 use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 
@@ -403,8 +405,12 @@ fn asynchronous_tasks_do_not_wait_for_the_disk() {
 struct NoReuse;
 
 impl crate::BlobReuse for NoReuse {
-    fn may_reuse(&self, _: &Digest) -> Result<bool, puna_store::StoreError> {
-        Ok(false)
+    fn reusable(&self, _: &[Digest]) -> Result<HashSet<Digest>, puna_store::StoreError> {
+        Ok(HashSet::new())
+    }
+
+    fn caller_number(&self) -> u64 {
+        7
     }
 }
 
@@ -412,64 +418,125 @@ fn without_reuse() -> Options {
     Options { reuse: Some(Arc::new(NoReuse)), ..Options::default() }
 }
 
-#[tokio::test]
-async fn blobs_that_the_caller_may_not_reuse_are_received_again() {
-    let model = Model::new(3 << 20);
-    // The first response with the weights breaks off.
-    let (served, broken) = (model.clone(), Arc::new(std::sync::atomic::AtomicBool::new(true)));
-    let server = Server::start(move |seen| {
-        let is_weights = seen.path.ends_with(&served.weights.to_string());
-        if is_weights && broken.swap(false, std::sync::atomic::Ordering::Relaxed) {
-            let weights = &served.blobs[&served.weights.to_string()];
-            let pieces =
-                vec![(Duration::ZERO, Some(weights.slice(..1 << 20))), (Duration::ZERO, None)];
-            let length = weights.len();
-            return Response::builder()
-                .status(206)
-                .header("Content-Range", format!("bytes 0-{}/{length}", length - 1))
-                .body(slowly(pieces))
-                .unwrap();
-        }
-        served.answer(&seen)
-    })
-    .await;
-    let bench = Bench::new();
+/// Ranges of the requests for a model's weights.
+fn weight_ranges(server: &Server, model: &Model) -> Vec<(u64, u64)> {
+    let requests = server.blob_requests().into_iter();
+    let weights = requests.filter(|seen| seen.path.ends_with(&model.weights.to_string()));
+    let mut ranges: Vec<_> = weights.filter_map(|seen| seen.range()).collect();
+    ranges.sort_unstable();
+    ranges
+}
+
+/// Puts data of another caller into the store: nothing, partial downloads without the last byte, or
+/// the whole blobs.
+fn add_data_of_others(bench: &Bench, model: &Model, kind: usize) {
     for (digest, blob) in &model.blobs {
-        assert_eq!(bench.store.add_blob(blob).unwrap().digest.to_string(), *digest);
+        let (digest, size) = (digest.parse::<Digest>().unwrap(), blob.len());
+        match kind {
+            0 => {}
+            1 => {
+                let partial = bench.store.partial(&digest).unwrap();
+                std::fs::write(partial.data(), [&blob[..size - 1], &[0]].concat()).unwrap();
+                let record =
+                    json!({"N": 0, "Offset": 0, "Size": size, "Completed": size - 1}).to_string();
+                std::fs::write(partial.part(0), record).unwrap();
+            }
+            _ => assert_eq!(bench.store.add_blob(blob).unwrap().digest, digest),
+        }
     }
-    let (pulled, lines) = bench.pull_with(&server.model(), without_reuse()).await;
-    pulled.unwrap();
-    let weights: Vec<_> = server.blob_requests();
-    let weights = weights.iter().filter(|seen| seen.path.ends_with(&model.weights.to_string()));
-    let starts: Vec<u64> = weights.filter_map(SeenRequest::range).map(|(first, _)| first).collect();
-    assert_eq!(starts, [0, 1 << 20], "it continues where the response broke off");
-    assert!(lines.iter().any(|line| line.completed > 0 && line.completed < line.total));
-    bench.assert_has(&model, &server.model());
-    let before = server.blob_requests().len();
-    bench.pull_ok(&server.model()).await;
-    assert_eq!(server.blob_requests().len(), before, "others use the stored blobs");
+}
+
+#[tokio::test]
+async fn a_registry_does_not_learn_which_blobs_of_others_are_stored() {
+    let model = Model::new(6 << 20);
+    let mut seen = Vec::new();
+    for kind in 0..3 {
+        let server = Server::of(&model).await;
+        let bench = Bench::new();
+        add_data_of_others(&bench, &model, kind);
+        let (pulled, lines) = bench.pull_with(&server.model(), without_reuse()).await;
+        pulled.unwrap();
+        let of_weights = lines.iter().find(|line| line.digest == Some(model.weights));
+        assert!(of_weights.unwrap().completed < 6 << 20, "{kind}: {of_weights:?}");
+        let mut statuses: Vec<String> = lines.iter().map(|line| line.status.clone()).collect();
+        statuses.dedup();
+        let ranges = weight_ranges(&server, &model);
+        assert!(ranges[0].0 == 0 && ranges.len() > 1, "several connections: {ranges:?}");
+        seen.push(statuses);
+        assert!(bench.store.get(&ModelRef::parse(&server.model()).unwrap().name).is_ok());
+        let before = server.blob_requests().len();
+        bench.pull_ok(&server.model()).await;
+        assert_eq!(server.blob_requests().len(), before, "others use the stored blobs");
+    }
+    assert_eq!(seen[1], seen[0], "partial downloads of others");
+    assert_eq!(seen[2], seen[0], "stored blobs of others");
 }
 
 #[tokio::test]
 async fn a_manifest_that_names_blobs_of_others_gives_nothing() {
     let model = Model::new(3000);
-    for content in [None, Some(Bytes::from(noise(3000, 9)))] {
-        let (mut served, weights) = (model.clone(), model.weights.to_string());
+    let weights = model.weights.to_string();
+    // Without the blob, with another content, and with one that has the same last byte.
+    let mut guessed = noise(3000, 9);
+    guessed[2999] = model.blobs[&weights][2999];
+    for content in [None, Some(Bytes::from(noise(3000, 9))), Some(guessed.into())] {
+        let mut served = model.clone();
         match &content {
             Some(other) => served.blobs.insert(weights.clone(), other.clone()),
             None => served.blobs.remove(&weights),
         };
         let server = Server::of(&served).await;
-        let [mut stored, mut absent] = [String::new(), String::new()];
-        for (error, has_blob) in [(&mut stored, true), (&mut absent, false)] {
+        let mut errors = Vec::new();
+        for kind in 0..3 {
             let bench = Bench::new();
-            if has_blob {
-                bench.store.add_blob(&model.blobs[&weights]).unwrap();
-            }
+            add_data_of_others(&bench, &model, kind);
             let (pulled, _) = bench.pull_with(&server.model(), without_reuse()).await;
-            *error = pulled.unwrap_err().to_string();
+            errors.push(pulled.unwrap_err().to_string());
             assert!(bench.store.get(&ModelRef::parse(&server.model()).unwrap().name).is_err());
         }
-        assert_eq!(stored, absent, "the error does not tell whether the store has the blob");
+        assert_eq!(errors[1], errors[0], "the error does not tell of a partial download");
+        assert_eq!(errors[2], errors[0], "the error does not tell whether the store has the blob");
     }
+}
+
+#[tokio::test]
+async fn a_file_that_names_a_blob_of_others_gives_nothing() {
+    let [stored, served] = [gguf(1), gguf(2)];
+    assert_eq!(stored.len(), served.len());
+    let digest = Digest::of(&stored);
+    let server = Server::start(move |seen| ranged(&served, &seen)).await;
+    let url = format!("http://{}/m.gguf#sha256={}", server.host, digest.hex());
+    let file = FileUrl::parse(&url).unwrap().unwrap();
+    let mut errors = Vec::new();
+    for is_stored in [false, true] {
+        let bench = Bench::new();
+        if is_stored {
+            bench.store.add_blob(&stored).unwrap();
+        }
+        let options = Options { insecure: true, ..without_reuse() };
+        let (report, _lines) = mpsc::channel(100);
+        let pulled = bench.registry.pull_file(&bench.store, &file, &options, report).await;
+        errors.push(pulled.unwrap_err().to_string());
+    }
+    assert_eq!(errors[0], errors[1]);
+}
+
+#[tokio::test]
+async fn the_space_that_a_pull_needs_does_not_depend_on_blobs_of_others() {
+    let mut model = Model::new(3000);
+    // More bytes than any disk has.
+    let mut manifest: serde_json::Value = serde_json::from_slice(&model.manifest).unwrap();
+    manifest["config"]["size"] = json!(1u64 << 62);
+    model.manifest = manifest.to_string().into();
+    let server = Server::of(&model).await;
+    let mut errors = Vec::new();
+    for kind in 0..3 {
+        let bench = Bench::new();
+        add_data_of_others(&bench, &model, kind);
+        let (pulled, _) = bench.pull_with(&server.model(), without_reuse()).await;
+        let error = pulled.unwrap_err().to_string();
+        let (needed, _) = error.split_once(" needed").expect(&error);
+        errors.push(needed.to_owned());
+    }
+    assert_eq!([&errors[1], &errors[2]], [&errors[0], &errors[0]]);
 }

@@ -154,10 +154,7 @@ impl UploadedBlobs {
         if !caller.is_confined() || self.has_uploaded(caller, digest) {
             return Ok(true);
         }
-        let listing = store.listing()?;
-        let mut usable =
-            listing.entries.iter().filter(|entry| caller.may(Action::Use, &entry.name));
-        Ok(usable.any(|entry| entry.blobs().any(|layer| layer.digest == *digest)))
+        Ok(blobs_of_models(store, caller)?.contains(digest))
     }
 
     fn has_uploaded(&self, caller: &Caller, digest: &Digest) -> bool {
@@ -165,6 +162,13 @@ impl UploadedBlobs {
         let own = all.get(&caller.namespaces());
         own.is_some_and(|own| own.complete.iter().any(|(known, _)| known == digest))
     }
+}
+
+/// Blobs of the models that a caller may use.
+fn blobs_of_models(store: &Store, caller: &Caller) -> Result<HashSet<Digest>, StoreError> {
+    let listing = store.listing()?;
+    let usable = listing.entries.iter().filter(|entry| caller.may(Action::Use, &entry.name));
+    Ok(usable.flat_map(|entry| entry.blobs()).map(|layer| layer.digest).collect())
 }
 
 /// Stored blobs that the pulls of a caller with namespaces may use. Other blobs are received again,
@@ -194,8 +198,17 @@ impl fmt::Debug for VisibleBlobs {
 }
 
 impl BlobReuse for VisibleBlobs {
-    fn may_reuse(&self, digest: &Digest) -> Result<bool, StoreError> {
-        self.uploads.is_visible(&self.store, &self.caller, digest)
+    fn reusable(&self, digests: &[Digest]) -> Result<HashSet<Digest>, StoreError> {
+        let of_models = blobs_of_models(&self.store, &self.caller)?;
+        let is_visible = |digest: &&Digest| {
+            of_models.contains(digest) || self.uploads.has_uploaded(&self.caller, digest)
+        };
+        Ok(digests.iter().filter(is_visible).copied().collect())
+    }
+
+    fn caller_number(&self) -> u64 {
+        let digest = Digest::of(self.caller.namespaces().join("\n").as_bytes());
+        u64::from_str_radix(&digest.hex()[..16], 16).unwrap_or(0)
     }
 }
 

@@ -224,13 +224,19 @@ fn interrupted_downloads_are_pruned_on_request() {
 }
 
 #[test]
-fn secondary_downloads_are_pruned_like_interrupted_ones() {
+fn secondary_and_private_downloads_are_pruned_like_interrupted_ones() {
+    for path in [PartialPath::Secondary, PartialPath::Private(0xfeed)] {
+        check_pruning_of(path);
+    }
+}
+
+fn check_pruning_of(path: PartialPath) {
     let kit = Kit::new();
     let (idle, running) = (Digest::of(b"idle"), Digest::of(b"running"));
-    let _lock = kit.store.lock_download_at(&running, PartialPath::Secondary).unwrap();
+    let _lock = kit.store.lock_download_at(&running, path).unwrap();
     let made = |seconds: u64| {
         for digest in [&idle, &running] {
-            let partial = kit.store.partial_at(digest, PartialPath::Secondary).unwrap();
+            let partial = kit.store.partial_at(digest, path).unwrap();
             fs::write(partial.data(), "x").unwrap();
             partial.write_part(0, b"{}").unwrap();
             [partial.data().to_owned(), partial.part(0)]
@@ -239,7 +245,7 @@ fn secondary_downloads_are_pruned_like_interrupted_ones() {
         }
     };
     let there = |digest| {
-        let partial = kit.store.partial_at(digest, PartialPath::Secondary).unwrap();
+        let partial = kit.store.partial_at(digest, path).unwrap();
         (partial.data().exists(), partial.parts().unwrap().len())
     };
     let week = 7 * 24 * 3600;
