@@ -347,11 +347,15 @@ async fn catch_panic(
 }
 
 /// Error response of a denied request in the route's dialect.
-fn denied(dialect: Dialect, AccessDenied { failure, retry_after }: AccessDenied) -> Response {
+fn denied(dialect: Dialect, refusal: AccessDenied) -> Response {
+    let AccessDenied { failure, retry_after, key } = refusal;
     let status = failure.status;
     let mut response = dialect.error(failure);
     if let Some(seconds) = retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    if let Some(name) = key {
+        response.extensions_mut().insert(KeyName(name));
     }
     if status == 401 {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

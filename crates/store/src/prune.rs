@@ -280,8 +280,8 @@ impl Pruner<'_> {
         for file in files_of(&temp)? {
             let upload = file.name.strip_suffix(UPLOAD_SUFFIX);
             let separate_download = self.store.is_separate_download_running(&file.name);
-            let is_used =
-                separate_download == Some(true) || upload.is_some_and(|key| self.is_upload_locked(key));
+            let is_used = separate_download == Some(true)
+                || upload.is_some_and(|key| self.is_upload_locked(key));
             if file.name == "lock" || is_locked(&file.path) || is_used {
                 continue;
             }

@@ -57,6 +57,14 @@ pub(crate) struct Authorization {
 pub struct AccessDenied {
     pub failure: ApiError,
     pub retry_after: Option<u64>,
+    /// Name of the API key, if the request has a valid one.
+    pub key: Option<String>,
+}
+
+impl AccessDenied {
+    fn of_key(self, key: &Key) -> Self {
+        Self { key: Some(key.name.clone()), ..self }
+    }
 }
 
 impl Authorizer {
@@ -111,23 +119,20 @@ impl Authorizer {
             return Err(denied(401, "unknown API key"));
         };
         if !key.may(scope) {
-            let Key { name, .. } = key;
-            return Err(denied(
-                403,
-                format!(
-                    "the API key {name:?} may not do this: it lacks the scope {}",
-                    scope.name()
-                ),
-            ));
+            let (name, scope) = (&key.name, scope.name());
+            let message =
+                format!("the API key {name:?} may not do this: it lacks the scope {scope}");
+            return Err(denied(403, message).of_key(key));
         }
         let caller = Caller::new(&key.namespaces);
         if models == ModelAccess::Server {
-            caller.check_server().map_err(|failure| AccessDenied { failure, retry_after: None })?;
+            let checked = caller.check_server();
+            checked.map_err(|error| denied(error.status, error.message).of_key(key))?;
         }
         let permit = self.usage.begin(key, None, Instant::now());
         let permit = permit.map_err(|limit| {
             let RateLimit { message, retry_after } = limit_error(key, &limit);
-            AccessDenied { retry_after: Some(retry_after), ..denied(429, message) }
+            AccessDenied { retry_after: Some(retry_after), ..denied(429, message).of_key(key) }
         })?;
         Ok(Authorization {
             permit: Some(permit),
@@ -241,7 +246,7 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
 }
 
 fn denied(status: u16, message: impl Into<String>) -> AccessDenied {
-    AccessDenied { failure: ApiError::new(status, message), retry_after: None }
+    AccessDenied { failure: ApiError::new(status, message), retry_after: None, key: None }
 }
 
 fn limit_error(key: &Key, limit: &LimitExceeded) -> RateLimit {

@@ -5,7 +5,7 @@
 //! of another namespace as for an absent blob. The upload of the same content proves that the
 //! caller has it, and makes the blob visible.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +17,7 @@ use crate::auth::caller::{Action, Caller};
 use crate::models::quota::UploadQuota;
 use crate::util::lock::lock;
 
-/// Number of uploads that are known for each list of namespaces. Older ones have to be sent again.
+/// Maximum number of uploads without a model for each list of namespaces.
 const MAX_UPLOADED_BLOBS: usize = 10_000;
 
 /// Description of [`UploadedBlobs`].
@@ -26,8 +26,8 @@ pub(crate) static UPLOADED_BLOBS: SharedTable = SharedTable {
     holders: &["puna_server::models::blob_access::UploadedBlobs"],
     limits: &[TableLimit::Rule("keys that exist")],
     shares: &[TableLimit::Entries(MAX_UPLOADED_BLOBS)],
-    when_full: "the oldest of these namespaces is forgotten, and has to be uploaded again",
-    test: "a_caller_with_many_uploads_forgets_only_its_own",
+    when_full: "413 until models use the uploads or the clean-up removes them",
+    test: "a_caller_with_too_many_uploads_gets_no_more_and_others_do",
 };
 
 /// Uploads by the namespaces of their callers. Cheap to clone.
@@ -39,12 +39,20 @@ type UploadMap = HashMap<Arc<[String]>, CallerUploads>;
 /// Uploads of the callers with the same namespaces.
 #[derive(Debug, Default)]
 struct CallerUploads {
-    /// Complete uploads with their sizes in bytes, the oldest first.
-    complete: VecDeque<(Digest, u64)>,
+    /// Complete uploads with their sizes in bytes.
+    complete: Vec<(Digest, u64)>,
     /// Bytes and number of all uploads that are being received.
     receiving: StorageUsage,
     /// Bytes and number of all uploads that were ever completed.
     completed: StorageUsage,
+}
+
+impl CallerUploads {
+    /// Number of uploads, complete or not.
+    fn count(&self) -> usize {
+        let receiving = usize::try_from(self.receiving.objects).unwrap_or(usize::MAX);
+        self.complete.len().saturating_add(receiving)
+    }
 }
 
 /// An upload that is being received. Its bytes count to the caller until it is dropped, and
@@ -84,10 +92,7 @@ impl UploadReservation {
         own.completed.bytes = own.completed.bytes.saturating_add(self.bytes);
         own.completed.objects += 1;
         own.complete.retain(|(known, _)| known != digest);
-        own.complete.push_back((*digest, self.bytes));
-        if own.complete.len() > MAX_UPLOADED_BLOBS {
-            own.complete.pop_front();
-        }
+        own.complete.push((*digest, self.bytes));
     }
 }
 
@@ -114,9 +119,18 @@ impl UploadedBlobs {
     ) -> Result<UploadReservation, StoreError> {
         self.forget_removed(store, caller);
         let namespaces = caller.namespaces();
+        if self.upload_count(caller) >= MAX_UPLOADED_BLOBS {
+            let used = blobs_of_models(store, caller)?;
+            self.retain(caller, |digest| !used.contains(digest));
+        }
         let mut reserved = {
             let mut all = lock(&self.0);
             let own = all.entry(namespaces.clone()).or_default();
+            if own.count() >= MAX_UPLOADED_BLOBS {
+                return Err(StoreError::NotAdmitted(format!(
+                    "these namespaces have {MAX_UPLOADED_BLOBS} uploads that no model uses: create their models, or wait until the clean-up removes them"
+                )));
+            }
             own.receiving.objects += 1;
             let quota = UploadQuota::new(free, &own.complete);
             let (uploads, completed_before) = (self.clone(), own.completed);
@@ -136,9 +150,18 @@ impl UploadedBlobs {
         };
         let removed: HashSet<Digest> =
             known.into_iter().filter(|digest| !store.has_blob(digest)).collect();
-        if let Some(own) = lock(&self.0).get_mut(&namespaces) {
-            own.complete.retain(|(digest, _)| !removed.contains(digest));
+        self.retain(caller, |digest| !removed.contains(digest));
+    }
+
+    /// Forgets the complete uploads of a caller that do not match.
+    fn retain(&self, caller: &Caller, matches: impl Fn(&Digest) -> bool) {
+        if let Some(own) = lock(&self.0).get_mut(&caller.namespaces()) {
+            own.complete.retain(|(digest, _)| matches(digest));
         }
+    }
+
+    fn upload_count(&self, caller: &Caller) -> usize {
+        lock(&self.0).get(&caller.namespaces()).map_or(0, CallerUploads::count)
     }
 
     /// Whether a caller may know that the store has a blob.
@@ -217,20 +240,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_caller_with_many_uploads_forgets_only_its_own() {
+    fn a_caller_with_too_many_uploads_gets_no_more_and_others_do() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         let uploads = UploadedBlobs::default();
         let [bob, eve] = ["bob", "eve"].map(|name| Caller::new(&[name.to_owned()]));
-        let digest = |n: usize| Digest::of(n.to_string().as_bytes());
-        uploads.reserve(&store, &eve, &[]).unwrap().complete(&digest(0));
+        let blob = store.add_blob(b"bob's").unwrap().digest;
+        uploads.reserve(&store, &bob, &[]).unwrap().complete(&blob);
         let started: Vec<_> =
-            (0..=MAX_UPLOADED_BLOBS).map(|_| uploads.reserve(&store, &bob, &[]).unwrap()).collect();
-        started.into_iter().enumerate().for_each(|(n, upload)| upload.complete(&digest(n)));
-        assert!(uploads.has_uploaded(&bob, &digest(MAX_UPLOADED_BLOBS)));
-        assert!(!uploads.has_uploaded(&bob, &digest(0)), "the oldest one is forgotten");
-        assert!(uploads.has_uploaded(&eve, &digest(0)));
-        assert!(!uploads.has_uploaded(&eve, &digest(1)));
+            (1..MAX_UPLOADED_BLOBS).map(|_| uploads.reserve(&store, &bob, &[]).unwrap()).collect();
+        let error = uploads.reserve(&store, &bob, &[]).unwrap_err();
+        assert!(matches!(error, StoreError::NotAdmitted(_)), "{error}");
+        assert!(uploads.reserve(&store, &eve, &[]).is_ok());
+        assert!(uploads.has_uploaded(&bob, &blob) && !uploads.has_uploaded(&eve, &blob));
+        drop(started);
+        assert!(uploads.reserve(&store, &bob, &[]).is_ok());
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! The mirror counts what a namespace has in the store, however it came there. This module asks it
 //! before `/api` stores more for such a key.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -80,7 +79,7 @@ pub(crate) struct UploadQuota {
 
 impl UploadQuota {
     /// The space that earlier uploads leave, which no model of the namespace has yet.
-    pub(crate) fn new(free: &[FreeQuota], earlier: &VecDeque<(Digest, u64)>) -> Self {
+    pub(crate) fn new(free: &[FreeQuota], earlier: &[(Digest, u64)]) -> Self {
         let left = |quota: &FreeQuota| {
             let pending = earlier.iter().filter(|(blob, _)| !quota.stored.contains_key(blob));
             let left = pending.fold(quota.free, |left, (_, bytes)| StorageUsage {

@@ -75,7 +75,8 @@ pub(crate) async fn upload(
 async fn is_visible(app: &App, digest: Digest) -> Result<bool, ApiError> {
     let (caller, work) = (Caller::current(), app.clone());
     let visible = app.store(move |store| {
-        Ok(store.has_blob(&digest) && work.uploaded_blobs().is_visible(store, &caller, &digest)?)
+        // In this order, the time does not tell whether others have the blob.
+        Ok(work.uploaded_blobs().is_visible(store, &caller, &digest)? && store.has_blob(&digest))
     });
     visible.await?.map_err(|error: StoreError| store_error(&error))
 }

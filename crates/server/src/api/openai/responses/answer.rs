@@ -29,6 +29,8 @@ use crate::util::random_ids;
 /// instructions.
 pub(crate) struct Keep {
     pub(crate) owner: Owner,
+    /// Number of the client whose share of the store the response uses.
+    pub(crate) client: u64,
     pub(crate) responses: Arc<ResponseStore>,
     pub(crate) messages: Vec<Message>,
 }
@@ -364,12 +366,18 @@ impl ResponseEncoder {
         }
         self.close_as(status, out);
         let mut response = self.response(status, Some(done));
-        if let Some(Keep { owner, responses, mut messages }) = self.keep.take() {
+        if let Some(Keep { owner, client, responses, mut messages }) = self.keep.take() {
             messages.push(std::mem::take(&mut self.message));
             let pieces = std::mem::take(&mut self.pieces);
             let heartbeats = std::mem::take(&mut self.heartbeats);
-            let stored_response =
-                StoredResponse { owner, response: response.clone(), messages, pieces, heartbeats };
+            let stored_response = StoredResponse {
+                owner,
+                client,
+                response: response.clone(),
+                messages,
+                pieces,
+                heartbeats,
+            };
             // The store rejects a response that is too large.
             response["store"] = responses.put(&self.id, stored_response).into();
         }

@@ -39,7 +39,8 @@ pub(crate) async fn create(
     // The instructions belong to this response only and are not stored.
     let instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
     let messages = chat.messages().iter().skip(usize::from(instructed)).cloned().collect();
-    let new_keep = || Keep { owner, responses: app.responses().clone(), messages };
+    let new_keep =
+        || Keep { owner, client: client.number, responses: app.responses().clone(), messages };
     let keep = (request.store != Some(false)).then(new_keep);
     let (stream, empty) = (request.stream, chat.messages().is_empty());
     let key = (!request.debug_render_only).then(|| key(&model));

@@ -1,7 +1,8 @@
 //! Responses for `previous_response_id`: the newest ones, in memory.
 //!
-//! When the store is full, the owner with the largest share loses its oldest response. So an owner
-//! keeps its responses as long as it uses no more than an equal share, whatever others store.
+//! When the store is full, the client with the largest share loses its oldest response. So a client
+//! keeps its responses as long as it uses no more than an equal share, whatever others store. A
+//! client may be several owners: without keys, all addresses of an IPv6 network are one client.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -24,6 +25,8 @@ const MAX_BYTES: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
 pub(crate) struct StoredResponse {
     /// Owner of the request; others have no access.
     pub(crate) owner: Owner,
+    /// Number of the client whose share it uses.
+    pub(crate) client: u64,
     pub(crate) response: Value,
     pub(crate) messages: Vec<Message>,
     /// Byte lengths of the streamed pieces of each item.
@@ -79,8 +82,8 @@ pub(crate) static STORED_RESPONSES: SharedTable = SharedTable {
     holders: &["puna_server::api::openai::responses::store::ResponseStore"],
     limits: &[TableLimit::Entries(MAX_COUNT), TableLimit::Bytes(MAX_BYTES)],
     shares: &[TableLimit::Rule("equal shares")],
-    when_full: "the largest owner loses its oldest",
-    test: "an_owner_who_fills_the_store_evicts_nothing_of_another",
+    when_full: "the client with the most loses its oldest",
+    test: "a_client_who_fills_the_store_evicts_nothing_of_another",
 };
 
 /// Stored responses by identifier.
@@ -92,19 +95,20 @@ struct Inner {
     responses: HashMap<String, (Arc<StoredResponse>, usize)>,
     /// Index of items: identifier of the response and position in its output.
     items: HashMap<String, (String, usize)>,
-    owners: HashMap<Owner, OwnerShare>,
+    /// Shares by client number.
+    shares: HashMap<u64, ClientShare>,
     bytes: usize,
 }
 
-/// Responses of one owner.
+/// Responses of one client.
 #[derive(Default)]
-struct OwnerShare {
+struct ClientShare {
     /// Identifiers, oldest first.
     order: VecDeque<String>,
     bytes: usize,
 }
 
-impl OwnerShare {
+impl ClientShare {
     /// Part of the store in use, by count or by size, in 1/2^20. `count` and `bytes` are added.
     fn usage(&self, count: usize, bytes: usize) -> usize {
         let part = |used: usize, total: usize| (used << 20) / total;
@@ -144,11 +148,11 @@ impl ResponseStore {
         }
         let mut inner = self.lock();
         while inner.responses.len() >= MAX_COUNT || inner.bytes + bytes > MAX_BYTES {
-            let Some(oldest) = inner.next_to_evict(stored.owner, bytes) else { break };
+            let Some(oldest) = inner.next_to_evict(stored.client, bytes) else { break };
             inner.remove(&oldest);
         }
         inner.bytes += bytes;
-        let share = inner.owners.entry(stored.owner).or_default();
+        let share = inner.shares.entry(stored.client).or_default();
         share.bytes += bytes;
         share.order.push_back(id.to_owned());
         for (at, item) in stored.item_ids().enumerate() {
@@ -171,14 +175,14 @@ impl ResponseStore {
 }
 
 impl Inner {
-    /// Oldest response of the owner with the largest share, where `owner` is about to store `bytes`
-    /// more. Of equal shares it is that of `owner`.
-    fn next_to_evict(&self, owner: Owner, bytes: usize) -> Option<String> {
-        let share = |(other, share): &(&Owner, &OwnerShare)| match **other == owner {
+    /// Oldest response of the client with the largest share, where `client` is about to store
+    /// `bytes` more. Of equal shares it is that of `client`.
+    fn next_to_evict(&self, client: u64, bytes: usize) -> Option<String> {
+        let share = |(other, share): &(&u64, &ClientShare)| match **other == client {
             true => (share.usage(1, bytes), true),
             false => (share.usage(0, 0), false),
         };
-        let stored = self.owners.iter().filter(|(_, share)| !share.order.is_empty());
+        let stored = self.shares.iter().filter(|(_, share)| !share.order.is_empty());
         let (_, largest) = stored.max_by_key(share)?;
         largest.order.front().cloned()
     }
@@ -189,11 +193,11 @@ impl Inner {
             self.items.remove(item);
         }
         self.bytes -= bytes;
-        if let Some(share) = self.owners.get_mut(&stored.owner) {
+        if let Some(share) = self.shares.get_mut(&stored.client) {
             share.bytes -= bytes;
             share.order.retain(|other| other != id);
             if share.order.is_empty() {
-                self.owners.remove(&stored.owner);
+                self.shares.remove(&stored.client);
             }
         }
         true
@@ -209,6 +213,7 @@ mod tests {
     fn stored(length: usize) -> StoredResponse {
         StoredResponse {
             owner: NOBODY,
+            client: 0,
             response: Value::Null,
             messages: vec![Message::text("user", "x".repeat(length))],
             pieces: Vec::new(),
@@ -269,16 +274,24 @@ mod tests {
         (0..2000).for_each(|i| assert!(responses.put(&format!("s{i}"), stored(0))));
         let inner = responses.lock();
         assert!(inner.responses.len() <= MAX_COUNT && inner.bytes <= MAX_BYTES);
-        assert_eq!(inner.responses.len(), inner.owners[&NOBODY].order.len());
-        assert_eq!(inner.bytes, inner.owners[&NOBODY].bytes);
+        assert_eq!(inner.responses.len(), inner.shares[&0].order.len());
+        assert_eq!(inner.bytes, inner.shares[&0].bytes);
     }
 
     #[test]
-    fn an_owner_who_fills_the_store_evicts_nothing_of_another() {
+    fn a_client_who_fills_the_store_evicts_nothing_of_another() {
         let responses = ResponseStore::default();
-        let (ann, bob) = (Owner(1), Owner(2));
-        let put = |id: &str, owner, length| {
-            assert!(responses.put(id, StoredResponse { owner, ..stored(length) }));
+        // Bob has as many addresses as he likes in his network.
+        let (ann, bob, addresses) = (Owner(1), Owner(2), std::cell::Cell::new(100));
+        let put = |id: &str, who, length| {
+            addresses.set(addresses.get() + 1);
+            let is_last = id == format!("b{}", 2 * MAX_COUNT - 1);
+            let (owner, client) = match who == bob {
+                true if is_last => (bob, 2),
+                true => (Owner(addresses.get()), 2),
+                false => (who, 1),
+            };
+            assert!(responses.put(id, StoredResponse { owner, client, ..stored(length) }));
         };
         for length in [0, 8 << 10] {
             put("ann's", ann, 1 << 10);
@@ -291,9 +304,6 @@ mod tests {
             (0..3).for_each(|i| assert!(responses.delete(&format!("a{i}"), ann)));
             assert!(responses.delete("ann's", ann));
         }
-        assert!(
-            !responses.lock().owners.contains_key(&ann),
-            "owners without responses are dropped"
-        );
+        assert!(!responses.lock().shares.contains_key(&1), "clients without responses are dropped");
     }
 }

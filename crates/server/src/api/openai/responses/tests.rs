@@ -532,7 +532,7 @@ fn prompt_progress_is_sent_as_comments_at_intervals() {
 
 #[test]
 fn failed_generation_ends_with_failed_response() {
-    let keep = Keep { owner: Owner(0), responses: Arc::default(), messages: Vec::new() };
+    let keep = Keep { owner: Owner(0), client: 0, responses: Arc::default(), messages: Vec::new() };
     let got = stream(
         [Event::Content(piece("a")), Event::Error(ApiError::internal("broken"))],
         Some(keep),
@@ -560,7 +560,8 @@ fn context_overflow_is_reported_in_the_stream_with_its_code() {
 #[test]
 fn response_too_large_to_store_reports_store_false() {
     let responses = Arc::<ResponseStore>::default();
-    let keep = Keep { owner: Owner(0), responses: responses.clone(), messages: Vec::new() };
+    let keep =
+        Keep { owner: Owner(0), client: 0, responses: responses.clone(), messages: Vec::new() };
     let got = stream(
         [Event::Content(piece(&"x".repeat(70 << 10))), done(FinishReason::Stop)],
         Some(keep),
@@ -575,6 +576,7 @@ fn stored_response_has_the_conversation_and_the_answer() {
     let responses = Arc::<ResponseStore>::default();
     let keep = Keep {
         owner: Owner(0),
+        client: 0,
         responses: responses.clone(),
         messages: vec![Message::text("user", "x")],
     };
@@ -633,7 +635,8 @@ fn replay_equals_the_original_stream() {
     ];
     for given in answers {
         let responses = Arc::<ResponseStore>::default();
-        let keep = Keep { owner: Owner(0), responses: responses.clone(), messages: Vec::new() };
+        let keep =
+            Keep { owner: Owner(0), client: 0, responses: responses.clone(), messages: Vec::new() };
         let mut encoder =
             ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), Some(keep));
         let original = text(&mut encoder, given);
