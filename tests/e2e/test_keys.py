@@ -1,5 +1,6 @@
 """API keys, with client libraries and commands."""
 import json
+import re
 
 import anthropic
 import ollama
@@ -78,3 +79,4 @@ def test_a_key_over_its_rate_limit_gets_a_retry_after(locked):
     with pytest.raises(openai.RateLimitError, match="2 a minute") as error:
         client.models.list()
     assert 1 <= int(error.value.response.headers["retry-after"]) <= 30
+    assert wait_for(lambda: re.search('status=429 .*key="slow"', server.log.read_text())), "the log names the key of a refused request"

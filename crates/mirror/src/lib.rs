@@ -71,6 +71,7 @@ pub use storage::{
     Blob, BlobStore, ByteStream, FileStorage, InventoryScope, ManifestStore, ObjectInventory,
     S3Location, S3Storage, Storage, UploadPart, UploadStore,
 };
+pub use types::client_network::client_network;
 pub use types::manifest::{Descriptor, Manifest, ManifestKind};
 pub use types::manifest_error::{ManifestError, ManifestProblem};
 pub use types::name_error::NameError;

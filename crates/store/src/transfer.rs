@@ -236,14 +236,20 @@ impl Store {
         PartialBlob { temp: self.root().join(files::TEMP_DIR), data, mode: self.mode }
     }
 
-    /// Turns a verified download into a blob: flushes the file, then renames it. The blob is pinned
-    /// until [`Store::unpin_blobs`] or until a manifest with it is stored.
+    /// Turns a verified download into a blob: flushes the file, then renames it. A stored blob with
+    /// the same content stays, because models may be loaded from its file. The blob is pinned until
+    /// [`Store::unpin_blobs`] or until a manifest with it is stored.
     ///
     /// # Errors
     /// The store cannot be written.
     pub fn finish_partial(&self, partial: &PartialBlob, digest: &Digest) -> Result<(), StoreError> {
         let target = self.own_blob_path(digest);
         let fail = |e: &io::Error| StoreError::io("write", &target, e);
+        let size = fs::metadata(&partial.data).map_err(|e| fail(&e))?.len();
+        if self.pin_blob(digest, size) {
+            self.record_stored_blob(digest);
+            return partial.discard();
+        }
         File::options()
             .write(true)
             .open(&partial.data)
@@ -543,12 +549,15 @@ mod tests {
             partial.data().file_name().unwrap().to_str().unwrap().to_owned()
         };
         assert_eq!(
-            (store.secondary_download(&name(&beside)), store.secondary_download(&name(&usual))),
+            (
+                store.is_separate_download_running(&name(&beside)),
+                store.is_separate_download_running(&name(&usual))
+            ),
             (Some(true), None)
         );
         store.finish_partial(&beside, &digest).unwrap();
         drop(lock);
-        assert_eq!(store.secondary_download(&name(&beside)), Some(false));
+        assert_eq!(store.is_separate_download_running(&name(&beside)), Some(false));
         assert_eq!(store.verify_blob(&digest), Ok(3));
         assert_eq!(
             (fs::read(usual.data()).unwrap(), usual.parts().unwrap()),

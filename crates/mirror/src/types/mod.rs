@@ -1,6 +1,7 @@
 //! Types of the registry protocol: repositories, references, manifests, upload ids and name
 //! patterns.
 
+pub(crate) mod client_network;
 pub(crate) mod manifest;
 pub(crate) mod manifest_error;
 pub(crate) mod manifest_list;

@@ -2,10 +2,11 @@
 //! earlier requests.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use puna_mirror::client_network;
 use puna_registry::OutgoingAccess;
 
 /// Client of a request.
@@ -18,13 +19,11 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Number of the client at an address. An IPv6 client is its /64 network, which one household
-    /// usually has. All loopback addresses are one client, because each program has them all.
+    /// Number of the client at an address: that of its network.
     pub(crate) fn number_at(address: IpAddr) -> u64 {
-        match address.to_canonical() {
-            loopback if loopback.is_loopback() => u32::from(Ipv4Addr::LOCALHOST).into(),
-            IpAddr::V4(v4) => u32::from(v4).into(),
-            IpAddr::V6(v6) => (u128::from(v6) >> 64) as u64,
+        match client_network(address) {
+            IpAddr::V4(v4) => v4.to_bits().into(),
+            IpAddr::V6(v6) => (v6.to_bits() >> 64) as u64,
         }
     }
 }
@@ -68,23 +67,5 @@ impl<S: Send + Sync> FromRequestParts<S> for CallerOutgoingAccess {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         Ok(parts.extensions.get().copied().unwrap_or_default())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_of_one_network_are_one_client() {
-        let at = |text: &str| Client::number_at(text.parse().unwrap());
-        assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
-        assert_ne!(at("10.0.0.2"), at("10.0.0.1"));
-        assert_eq!(at("2001:db8:1:2::5"), at("2001:db8:1:2:3:4:5:6"));
-        assert_ne!(at("2001:db8:1:2::5"), at("2001:db8:1:3::5"));
-        for same in ["127.0.0.2", "127.255.0.1", "::1", "::ffff:127.0.0.9"] {
-            assert_eq!(at(same), at("127.0.0.1"), "{same}");
-        }
-        assert_ne!(at("127.0.0.1"), at("128.0.0.1"));
     }
 }
