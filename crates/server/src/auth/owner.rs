@@ -1,7 +1,7 @@
 //! Owner ids of stored responses and namespaces of cached prefixes: HMACs of the API key, or of the
 //! address without keys, with a secret of the server.
 //!
-//! All addresses of this machine are one. The secret is a file beside the key file, so that ids
+//! All loopback addresses are one owner. The secret is a file beside the key file, so that ids
 //! outlive a restart and cannot be computed for another key or address.
 
 use std::fs::File;

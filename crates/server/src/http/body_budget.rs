@@ -37,7 +37,7 @@ pub(crate) static BODY_MEMORY: SharedTable = SharedTable {
     holders: &["puna_server::http::body_budget::BodyBudget"],
     limits: &[TableLimit::Bytes(BODY_BUDGET_BYTES)],
     shares: &[
-        TableLimit::Rule("as much as then remains for others"),
+        TableLimit::Rule("as much as then remains free: at most half"),
         TableLimit::BytesOf("one request", SINGLE_REQUEST_BYTES),
     ],
     when_full: "503 with `Retry-After` for this client",

@@ -28,7 +28,7 @@ pub(crate) static CONNECTIONS: SharedTable = SharedTable {
     name: "connections",
     holders: &["puna_server::http::connection_table::Shared"],
     limits: &[
-        TableLimit::Rule("files that the process may open, less a quarter"),
+        TableLimit::Rule("files that the process may open, less a quarter (at least 48, at most 4,096)"),
         TableLimit::Entries(MAX_CONNECTIONS),
     ],
     shares: &[TableLimit::Rule("half")],

@@ -61,7 +61,7 @@ pub(crate) static RUNNER_TASKS: SharedTable = SharedTable {
         "puna_server::runner::connection::Shared",
     ],
     limits: &[TableLimit::Rule("connections")],
-    shares: &[TableLimit::Rule("the client with the fewest is next")],
+    shares: &[TableLimit::Rule("the client with the fewest prepared requests is next")],
     when_full: "waits",
     test: "a_client_with_its_share_of_threads_leaves_one_to_another",
 };

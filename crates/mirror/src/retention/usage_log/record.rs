@@ -17,8 +17,8 @@ pub(crate) static USAGE_RECORDS: SharedTable = SharedTable {
     name: "mirror: usage records",
     holders: &["puna_mirror::retention::usage_log::Inner"],
     limits: &[TableLimit::Entries(MAX_RECORDS)],
-    shares: &[TableLimit::Rule("the largest namespace gives way")],
-    when_full: "its own records are lost",
+    shares: &[TableLimit::Rule("equal shares")],
+    when_full: "records of the namespace with the most are dropped first",
     test: "a_namespace_that_fills_the_table_does_not_keep_others_out",
 };
 
