@@ -13,18 +13,20 @@ use llguidance::earley::lexerspec::LexerSpec;
 use regex_syntax::hir::{Class, Hir, HirKind};
 use serde_json::Value;
 
-use super::lark_text::LarkText;
+use super::lark_parts::LarkParts;
 
 /// Maximum number of different terminals: texts and expressions. The library compares each new one
 /// with all others.
 pub const MAX_TERMINALS: usize = 12_000;
-/// Maximum number of names, texts and expressions that the rules of a Lark grammar mention. A
-/// position of the parser has an item for each, and compares it with the others.
+/// Maximum number of references in the rules of a Lark grammar: names, string literals and
+/// expressions. At each position of a text, the parser has an item for each reference, and compares
+/// the items with each other.
 pub const MAX_REFERENCES: usize = 30_000;
-/// Maximum number of alternatives in the derivatives of all expressions. Optional parts in a row
-/// need a number that grows with the square of theirs.
+/// Maximum number of alternatives in the derivatives of all expressions. An expression of `n`
+/// optional parts in a row has about `n`² alternatives.
 pub const MAX_ALTERNATIVES: u64 = 2_000_000;
-/// Maximum number of alternatives of an intersection that start with the same byte.
+/// Maximum number of combinations of alternatives that start with the same byte, in one
+/// intersection.
 pub const MAX_INTERSECTION: u32 = 2_000;
 /// Maximum number of expressions that are examined for intersections.
 const MAX_EXAMINED: usize = 50_000;
@@ -42,15 +44,15 @@ pub const MAX_SUBSTRING_PIECES: usize = 30_000;
 /// A sentence about the exceeded limit.
 pub fn check_expressions(expressions: &LexerSpec) -> Result<(), String> {
     check_terminals(expressions.lexemes.len())?;
-    DerivativeSize::new(expressions.regex_builder.exprset()).check()
+    DerivativeCounter::new(expressions.regex_builder.exprset()).check()
 }
 
 /// Counts the alternatives of derivatives without computing them.
-struct DerivativeSize<'a> {
+struct DerivativeCounter<'a> {
     all: &'a ExprSet,
     tags: Tags,
-    /// Alternatives of intersected expressions for each first byte.
-    starts: HashMap<u32, Box<[u32; 256]>>,
+    /// Number of alternatives of intersected expressions for each first byte.
+    first_byte_counts: HashMap<u32, Box<[u32; 256]>>,
 }
 
 /// Numbers of the kinds of expressions that the count distinguishes. The library does not name
@@ -89,9 +91,9 @@ impl Tags {
     }
 }
 
-impl<'a> DerivativeSize<'a> {
+impl<'a> DerivativeCounter<'a> {
     fn new(all: &'a ExprSet) -> Self {
-        Self { all, tags: Tags::new(), starts: HashMap::new() }
+        Self { all, tags: Tags::new(), first_byte_counts: HashMap::new() }
     }
 
     fn tag(&self, expression: ExprRef) -> u8 {
@@ -138,8 +140,8 @@ impl<'a> DerivativeSize<'a> {
     }
 
     fn check_intersection(&mut self, expression: ExprRef) -> Result<(), String> {
-        let max = match self.starts(expression) {
-            true => self.starts[&expression.as_u32()].iter().copied().max().unwrap_or(0),
+        let max = match self.try_count_first_bytes(expression) {
+            true => self.first_byte_counts[&expression.as_u32()].iter().copied().max().unwrap_or(0),
             false => u32::MAX,
         };
         if max <= MAX_INTERSECTION {
@@ -150,34 +152,34 @@ impl<'a> DerivativeSize<'a> {
         ))
     }
 
-    /// Counts, for each byte, the alternatives of an expression that start with it. Returns
-    /// whether the limit of examined expressions sufficed.
-    fn starts(&mut self, expression: ExprRef) -> bool {
-        let mut left = vec![expression];
-        while let Some(&next) = left.last() {
-            if self.starts.contains_key(&next.as_u32()) {
-                left.pop();
+    /// Counts, for each byte, the alternatives of an expression that start with it. Returns false
+    /// if more than [`MAX_EXAMINED`] expressions of the constraint would be examined.
+    fn try_count_first_bytes(&mut self, expression: ExprRef) -> bool {
+        let mut stack = vec![expression];
+        while let Some(&next) = stack.last() {
+            if self.first_byte_counts.contains_key(&next.as_u32()) {
+                stack.pop();
                 continue;
             }
             let missing = self.first_arguments(next).iter().copied();
             let missing: Vec<_> =
-                missing.filter(|e| !self.starts.contains_key(&e.as_u32())).collect();
+                missing.filter(|e| !self.first_byte_counts.contains_key(&e.as_u32())).collect();
             if !missing.is_empty() {
-                left.extend(missing);
+                stack.extend(missing);
                 continue;
             }
-            if self.starts.len() >= MAX_EXAMINED {
+            if self.first_byte_counts.len() >= MAX_EXAMINED {
                 return false;
             }
-            let counts = self.count_starts(next);
-            self.starts.insert(next.as_u32(), counts);
-            left.pop();
+            let counts = self.count_first_bytes(next);
+            self.first_byte_counts.insert(next.as_u32(), counts);
+            stack.pop();
         }
         true
     }
 
     /// The counts of an expression from the counts of its arguments.
-    fn count_starts(&self, expression: ExprRef) -> Box<[u32; 256]> {
+    fn count_first_bytes(&self, expression: ExprRef) -> Box<[u32; 256]> {
         let tag = self.tag(expression);
         let mut counts = Box::new([0u32; 256]);
         if [self.tags.byte, self.tags.byte_set, self.tags.byte_concat].contains(&tag) {
@@ -186,7 +188,7 @@ impl<'a> DerivativeSize<'a> {
             return counts;
         }
         let arguments = self.first_arguments(expression).iter();
-        let arguments: Vec<_> = arguments.map(|e| &self.starts[&e.as_u32()]).collect();
+        let arguments: Vec<_> = arguments.map(|e| &self.first_byte_counts[&e.as_u32()]).collect();
         for (byte, count) in counts.iter_mut().enumerate() {
             let each = arguments.iter().map(|counts| counts[byte]);
             *count = match tag {
@@ -234,9 +236,9 @@ impl ClassCounter {
     }
 
     fn add_classes(&mut self, parsed: &Hir) -> Result<(), String> {
-        let mut left = vec![parsed];
-        while let Some(next) = left.pop() {
-            left.extend(next.kind().subs());
+        let mut stack = vec![parsed];
+        while let Some(next) = stack.pop() {
+            stack.extend(next.kind().subs());
             let HirKind::Class(Class::Unicode(class)) = next.kind() else { continue };
             let ranges = class.ranges().iter();
             let ranges: Vec<_> =
@@ -265,10 +267,10 @@ impl ClassCounter {
     /// # Errors
     /// As for [`ClassCounter::add`].
     pub fn add_schema(&mut self, schema: &Value) -> Result<(), String> {
-        let mut left = vec![schema];
-        while let Some(next) = left.pop() {
+        let mut stack = vec![schema];
+        while let Some(next) = stack.pop() {
             match next {
-                Value::Array(list) => left.extend(list),
+                Value::Array(list) => stack.extend(list),
                 Value::Object(map) => {
                     if let Some(Value::String(pattern)) = map.get("pattern") {
                         self.add(pattern)?;
@@ -276,7 +278,7 @@ impl ClassCounter {
                     if let Some(Value::Object(named)) = map.get("patternProperties") {
                         named.keys().try_for_each(|pattern| self.add(pattern))?;
                     }
-                    left.extend(map.values());
+                    stack.extend(map.values());
                 }
                 _ => {}
             }
@@ -290,18 +292,18 @@ impl ClassCounter {
 /// # Errors
 /// A sentence about the exceeded limit.
 pub fn check_lark(lark: &str) -> Result<(), String> {
-    let found = LarkText::new(lark);
-    check_terminals(found.texts.len() + found.expressions.len())?;
-    if found.references > MAX_REFERENCES {
+    let parts = LarkParts::new(lark);
+    check_terminals(parts.string_literals.len() + parts.regexes.len())?;
+    if parts.references > MAX_REFERENCES {
         return Err(format!(
             "its rules mention {} names, texts and expressions, at most {MAX_REFERENCES} are allowed: use fewer alternatives, or join them to one expression",
-            found.references
+            parts.references
         ));
     }
     let mut classes = ClassCounter::default();
-    found.expressions.iter().try_for_each(|pattern| classes.add(pattern))?;
-    found.schemas.iter().try_for_each(|schema| classes.add_schema(schema))?;
-    let pieces: usize = found.substrings.iter().map(substring_pieces).sum();
+    parts.regexes.iter().try_for_each(|pattern| classes.add(pattern))?;
+    parts.schemas.iter().try_for_each(|schema| classes.add_schema(schema))?;
+    let pieces: usize = parts.regex_values.iter().map(substring_pieces).sum();
     if pieces > MAX_SUBSTRING_PIECES {
         return Err(format!(
             "its %regex have {pieces} characters, words or chunks, at most {MAX_SUBSTRING_PIECES} are allowed: use a shorter text, or substring_words"

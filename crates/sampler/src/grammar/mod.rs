@@ -13,7 +13,7 @@ mod expression_limits;
 mod first_bytes;
 mod gbnf;
 mod lark;
-mod lark_text;
+mod lark_parts;
 mod library_error;
 mod multiple_of;
 mod number_bounds;

@@ -1,4 +1,4 @@
-//! Parts of a Lark grammar's text that have limits: texts, expressions, and JSON values.
+//! Parts of a Lark grammar's text that have limits: string literals, regular expressions and JSON values.
 
 use std::collections::HashSet;
 
@@ -6,20 +6,20 @@ use serde_json::Value;
 
 /// Parts of a Lark grammar, as `llguidance` divides it.
 #[derive(Debug, Default)]
-pub struct LarkText<'a> {
-    /// Number of names, texts and expressions, also of equal ones.
+pub struct LarkParts<'a> {
+    /// Number of names, string literals and regular expressions, also of equal ones.
     pub references: usize,
-    /// Different texts, with their quotation marks.
-    pub texts: HashSet<&'a str>,
-    /// Different expressions, without their slashes.
-    pub expressions: HashSet<&'a str>,
+    /// Different string literals, with their quotation marks.
+    pub string_literals: HashSet<&'a str>,
+    /// Different regular expressions, without their slashes.
+    pub regexes: HashSet<&'a str>,
     /// Values after `%json`.
     pub schemas: Vec<Value>,
     /// Values after `%regex`.
-    pub substrings: Vec<Value>,
+    pub regex_values: Vec<Value>,
 }
 
-impl<'a> LarkText<'a> {
+impl<'a> LarkParts<'a> {
     /// Divides a grammar. Malformed parts are skipped: the library reports them.
     pub fn new(lark: &'a str) -> Self {
         let mut found = Self::default();
@@ -32,19 +32,19 @@ impl<'a> LarkText<'a> {
                 b'"' => {
                     let length = quoted_bytes(rest);
                     found.references += 1;
-                    found.texts.extend(lark.get(at..at + length));
+                    found.string_literals.extend(lark.get(at..at + length));
                     length
                 }
                 b'/' => {
                     let length = quoted_bytes(rest);
                     found.references += 1;
-                    found.expressions.extend(lark.get(at + 1..(at + length).saturating_sub(1)));
+                    found.regexes.extend(lark.get(at + 1..(at + length).saturating_sub(1)));
                     length
                 }
                 b'%' => found.add_value(&lark[at..]),
-                byte if is_name(byte) => {
+                byte if is_name_byte(byte) => {
                     found.references += 1;
-                    rest.iter().position(|byte| !is_name(byte)).unwrap_or(rest.len())
+                    rest.iter().position(|byte| !is_name_byte(byte)).unwrap_or(rest.len())
                 }
                 _ => 1,
             };
@@ -61,7 +61,7 @@ impl<'a> LarkText<'a> {
         let Some(Ok(value)) = values.next() else { return keyword.len() };
         match keyword {
             "%json" => self.schemas.push(value),
-            "%regex" => self.substrings.push(value),
+            "%regex" => self.regex_values.push(value),
             _ => {}
         }
         keyword.len() + values.byte_offset()
@@ -69,7 +69,7 @@ impl<'a> LarkText<'a> {
 }
 
 /// Whether names and numbers contain a byte.
-fn is_name(byte: &u8) -> bool {
+fn is_name_byte(byte: &u8) -> bool {
     byte.is_ascii_alphanumeric() || *byte == b'_'
 }
 
@@ -78,7 +78,7 @@ fn line_bytes(rest: &[u8]) -> usize {
     rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len())
 }
 
-/// Length of a text that ends with the byte that it begins with, and in which `\` escapes a byte.
+/// Length of a literal that ends with the byte that it begins with, and in which `\` escapes a byte.
 fn quoted_bytes(rest: &[u8]) -> usize {
     let mut at = 1;
     while let Some(byte) = rest.get(at) {
@@ -98,21 +98,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_texts_expressions_and_values_are_told_apart() {
+    fn comments_literals_expressions_and_values_are_told_apart() {
         let lark = r#"start: "a\"/" /b\/"c/ x // "no" /no/
 # "no"
 x: %json {"pattern": "no"} | %regex {"substring_chars": "/no/"} | "%json [" /d
 e/ "]" "a\"/""#;
-        let found = LarkText::new(lark);
-        assert_eq!(found.texts, HashSet::from([r#""a\"/""#, "\"%json [\"", "\"]\""]));
-        assert_eq!(found.expressions, HashSet::from([r#"b\/"c"#, "d\ne"]));
+        let found = LarkParts::new(lark);
+        assert_eq!(found.string_literals, HashSet::from([r#""a\"/""#, "\"%json [\"", "\"]\""]));
+        assert_eq!(found.regexes, HashSet::from([r#"b\/"c"#, "d\ne"]));
         assert_eq!(found.schemas, [json!({"pattern": "no"})]);
-        assert_eq!(found.substrings, [json!({"substring_chars": "/no/"})]);
-        assert_eq!(found.references, 9, "three names, four texts, two expressions");
+        assert_eq!(found.regex_values, [json!({"substring_chars": "/no/"})]);
+        assert_eq!(found.references, 9, "three names, four string literals, two expressions");
         // Unfinished ones reach to the end.
         for unfinished in ["\"a", "/", "/\u{e4}\\", "%json {", "\"\\", "%", "#", "\"\u{e4}\\\u{e4}"]
         {
-            LarkText::new(unfinished);
+            LarkParts::new(unfinished);
         }
     }
 }
