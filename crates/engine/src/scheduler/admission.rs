@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Scheduler, SequenceState, StepPlan};
+use super::{Scheduler, SequenceState, StepPlan, pages_for};
 use crate::kv::{NodeId, PAGE_TOKENS};
 
 impl Scheduler {
@@ -11,7 +11,7 @@ impl Scheduler {
     pub(super) fn admit(&mut self, plan: &mut StepPlan) {
         while let Some(at) = self.next_to_admit() {
             let id = self.waiting[at].id;
-            let at_sequence_limit = self.is_full();
+            let at_sequence_limit = self.is_at_sequence_limit();
             let lacks_pages = !at_sequence_limit && !self.fits(&self.waiting[at]);
             if at_sequence_limit || lacks_pages || !self.has_free_state() {
                 if self.blocks_admission || !self.preempt_for(id, lacks_pages, plan) {
@@ -40,7 +40,7 @@ impl Scheduler {
         let tokens = sequence.tokens.len();
         let cacheable = &sequence.tokens[..sequence.cacheable()];
         let path = self.pages.find(&sequence.cache_scope, cacheable).path;
-        let lacking = (tokens + 1).div_ceil(PAGE_TOKENS).saturating_sub(path.len());
+        let lacking = pages_for(tokens).saturating_sub(path.len());
         !self.blocks_admission
             && self.pages.available(&path) >= lacking + self.reserved_pages()
             && !self.lacks_window_pages(&path, tokens)
@@ -54,15 +54,14 @@ impl Scheduler {
             return false;
         }
         let max = self.pages.windows().pages(1);
-        let needs = |tokens: usize| (tokens + 1).div_ceil(PAGE_TOKENS);
         let in_window = self.pages.pages_in_window(path, path.len() * PAGE_TOKENS);
-        let mut lacking = needs(tokens).min(max).saturating_sub(in_window.len());
+        let mut lacking = pages_for(tokens).min(max).saturating_sub(in_window.len());
         let chunk_pages_outside_window = |tokens: usize, computed: usize| {
-            needs(tokens).saturating_sub(max).min((tokens - computed).div_ceil(PAGE_TOKENS))
+            pages_for(tokens).saturating_sub(max).min((tokens - computed).div_ceil(PAGE_TOKENS))
         };
         let mut chunk = chunk_pages_outside_window(tokens, path.len() * PAGE_TOKENS);
         for s in &self.running {
-            let needed = needs(s.tokens.len()).min(max);
+            let needed = pages_for(s.tokens.len()).min(max);
             lacking += needed.saturating_sub(s.pages.window_pages());
             chunk += if s.is_decoding() {
                 0

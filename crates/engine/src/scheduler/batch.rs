@@ -105,8 +105,8 @@ impl Scheduler {
         if self.decode_cost.is_probe_due() {
             return min;
         }
-        let slowest = clients as f64 * self.decode_cost.ratio(fewest);
-        self.decode_cost.rows_within(slowest).max(min)
+        let max_relative_time = clients as f64 * self.decode_cost.relative_time(fewest);
+        self.decode_cost.rows_within(max_relative_time).max(min)
     }
 
     /// Adds prompt rows, least-served client first.

@@ -1,20 +1,20 @@
 //! Estimate of the time of decode steps: a fixed part, which reads the weights, and a part for each
 //! row. The engine loop measures; this module reads no clock.
 
-/// Factor per step by which older measurements shrink.
+/// Factor by which each step multiplies the weights of earlier measurements.
 const DECAY: f64 = 0.97;
-/// Time of a further row before any measurement, as a part of the time of a step of one row.
-const DEFAULT_ROW_SHARE: f64 = 0.1;
-/// Minimum standard deviation of the numbers of rows from which the time of a row is computed, as a
-/// part of their mean. With nearly equal numbers of rows, noise dominates the slope.
+/// Time of each further row before any measurement, as a fraction of the time of a step of one row.
+const DEFAULT_ROW_COST_FRACTION: f64 = 0.1;
+/// Minimum standard deviation of the numbers of rows, as a fraction of their mean, for which the time
+/// of a row is computed. If the numbers are nearly equal, noise dominates the slope of the line.
 const MIN_DEVIATION: f64 = 0.12;
 /// Minimum variance of the numbers of rows, in rows².
 const MIN_VARIANCE: f64 = 0.3;
 /// One of this many decode steps has few rows, so that the time of a row is measured even if the
 /// number of sequences never changes.
 const PROBE_INTERVAL: u64 = 16;
-/// Largest accepted time relative to the estimate; longer steps come from other load.
-const MAX_RATIO: f64 = 3.0;
+/// Largest accepted time of a step relative to the estimate. Other load causes longer times.
+const MAX_RELATIVE_TIME: f64 = 3.0;
 
 /// Least-squares line through the times of decode steps by number of rows. Older steps count less.
 #[derive(Debug, Clone, Copy)]
@@ -25,8 +25,8 @@ pub struct DecodeCost {
     sum_seconds: f64,
     sum_rows_squared: f64,
     sum_rows_by_seconds: f64,
-    /// Time of a further row, as a part of the time of a step of one row: 0 to 1.
-    row_share: f64,
+    /// Time of each further row as a fraction of the time of a step of one row: 0 to 1.
+    row_cost_fraction: f64,
     steps: u64,
 }
 
@@ -38,7 +38,7 @@ impl Default for DecodeCost {
             sum_seconds: 0.0,
             sum_rows_squared: 0.0,
             sum_rows_by_seconds: 0.0,
-            row_share: DEFAULT_ROW_SHARE,
+            row_cost_fraction: DEFAULT_ROW_COST_FRACTION,
             steps: 0,
         }
     }
@@ -48,7 +48,7 @@ impl DecodeCost {
     /// Adds the measurement of a step.
     pub fn record(&mut self, rows: usize, seconds: f64) {
         let seconds = match self.seconds(rows) {
-            Some(expected) => seconds.min(MAX_RATIO * expected),
+            Some(expected) => seconds.min(MAX_RELATIVE_TIME * expected),
             None => seconds,
         };
         self.steps += 1;
@@ -68,10 +68,11 @@ impl DecodeCost {
             let slope = (self.sum_rows_by_seconds
                 - self.sum_rows * self.sum_seconds / self.sum_weight)
                 / (variance * self.sum_weight);
-            let first =
+            let one_row_seconds =
                 (self.sum_seconds + slope * (self.sum_weight - self.sum_rows)) / self.sum_weight;
-            let has_fixed_part = first > slope;
-            self.row_share = if has_fixed_part { (slope / first).max(0.0) } else { 1.0 };
+            let has_fixed_part = one_row_seconds > slope;
+            self.row_cost_fraction =
+                if has_fixed_part { (slope / one_row_seconds).max(0.0) } else { 1.0 };
         }
     }
 
@@ -81,22 +82,24 @@ impl DecodeCost {
     }
 
     /// Time of a step relative to a step of one row.
-    pub fn ratio(&self, rows: usize) -> f64 {
-        1.0 + self.row_share * (rows.max(1) - 1) as f64
+    pub fn relative_time(&self, rows: usize) -> f64 {
+        1.0 + self.row_cost_fraction * (rows.max(1) - 1) as f64
     }
 
     /// Seconds of a step; `None` before any measurement.
     pub fn seconds(&self, rows: usize) -> Option<f64> {
         let mean_rows = (self.sum_rows / self.sum_weight).max(1.0);
-        let mean_ratio = 1.0 + self.row_share * (mean_rows - 1.0);
+        let mean_relative_time = 1.0 + self.row_cost_fraction * (mean_rows - 1.0);
         let mean_seconds = self.sum_seconds / self.sum_weight;
-        (self.sum_weight > 0.0).then(|| mean_seconds * self.ratio(rows) / mean_ratio)
+        (self.sum_weight > 0.0)
+            .then(|| mean_seconds * self.relative_time(rows) / mean_relative_time)
     }
 
-    /// Largest number of rows of a step that takes at most `ratio` times as long as one row.
-    pub fn rows_within(&self, ratio: f64) -> usize {
-        // A cast of a float saturates, and of 0 / 0 is 0.
-        (((ratio - 1.0).max(0.0) / self.row_share) as usize).saturating_add(1)
+    /// Largest number of rows for which a step takes at most `relative_time` times as long as a step
+    /// of one row.
+    pub fn rows_within(&self, relative_time: f64) -> usize {
+        // The cast saturates, and it converts NaN (0 / 0) to 0.
+        (((relative_time - 1.0).max(0.0) / self.row_cost_fraction) as usize).saturating_add(1)
     }
 }
 
@@ -113,7 +116,7 @@ mod tests {
     #[test]
     fn the_line_goes_through_the_measured_steps() {
         let cost = measured(&[(1, 0.010), (11, 0.020), (21, 0.030)]);
-        assert!((cost.ratio(11) - 2.0).abs() < 0.01, "{cost:?}");
+        assert!((cost.relative_time(11) - 2.0).abs() < 0.01, "{cost:?}");
         assert!((cost.seconds(31).unwrap() - 0.040).abs() < 0.001, "{cost:?}");
         assert_eq!(cost.rows_within(2.05), 11);
     }
@@ -123,7 +126,7 @@ mod tests {
         assert_eq!(DecodeCost::default().rows_within(2.0), 11);
         let mut cost = measured(&[(1, 0.010), (3, 0.020)]);
         (0..1000).for_each(|_| cost.record(3, 0.020));
-        assert!((cost.ratio(3) - 2.0).abs() < 0.01, "{cost:?}");
+        assert!((cost.relative_time(3) - 2.0).abs() < 0.01, "{cost:?}");
         assert!((cost.seconds(3).unwrap() - 0.020).abs() < 0.001, "{cost:?}");
     }
 
@@ -140,7 +143,7 @@ mod tests {
         let free = measured(&[(1, 0.010), (9, 0.010)]);
         assert!(free.rows_within(2.0) > 1_000_000, "{free:?}");
         let shrinking = measured(&[(1, 0.010), (9, 0.005)]);
-        assert!(shrinking.ratio(100) >= 1.0, "{shrinking:?}");
+        assert!(shrinking.relative_time(100) >= 1.0, "{shrinking:?}");
         let linear = measured(&[(1, 0.001), (9, 0.010)]);
         assert_eq!(linear.rows_within(4.0), 4);
     }
@@ -149,6 +152,6 @@ mod tests {
     fn one_slow_step_changes_little() {
         let mut cost = measured(&[(1, 0.010), (11, 0.020)]);
         cost.record(11, 10.0);
-        assert!(cost.ratio(11) < 3.0, "{cost:?}");
+        assert!(cost.relative_time(11) < 3.0, "{cost:?}");
     }
 }

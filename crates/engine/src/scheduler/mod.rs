@@ -98,6 +98,11 @@ pub struct PlannedRows {
     pub rows: usize,
 }
 
+/// Number of KV pages of a sequence of this many tokens, with space for the next token.
+fn pages_for(tokens: usize) -> usize {
+    (tokens + 1).div_ceil(PAGE_TOKENS)
+}
+
 /// Queue, running sequences and pages.
 pub struct Scheduler {
     pub pages: PagePool,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Scheduler, SequenceState, StepPlan};
+use super::{Scheduler, SequenceState, StepPlan, pages_for};
 use crate::kv::PAGE_TOKENS;
 use crate::request::RequestId;
 
@@ -23,8 +23,8 @@ impl Scheduler {
             if self.running[at].pages.grow(&mut self.pages, tokens) {
                 return;
             }
-            let uses = self.client_uses();
-            let pages = |s: &SequenceState| uses.get(&s.client).map_or(0, |used| used.pages);
+            let usage = self.usage_by_client();
+            let pages = |s: &SequenceState| usage.get(&s.client).map_or(0, |used| used.pages);
             let newest = (0..self.running.len())
                 .max_by_key(|&i| (pages(&self.running[i]), self.running[i].admitted));
             let Some(newest) = newest else { return };
@@ -46,17 +46,17 @@ impl Scheduler {
     ) -> bool {
         let Some(sequence) = self.waiting(waiting) else { return false };
         let client = sequence.client;
-        let mut uses = self.client_uses();
-        let own = uses.remove(&client).unwrap_or_default();
+        let mut usage = self.usage_by_client();
+        let own = usage.remove(&client).unwrap_or_default();
         let sequences = own.sequences + 1;
-        let pages = own.pages + (sequence.tokens.len() + 1).div_ceil(PAGE_TOKENS);
+        let pages = own.pages + pages_for(sequence.tokens.len());
         // A client above its fair share of pages waits, because preempting others might not free
         // enough.
-        if lacks_pages && pages * (uses.len() + 1) > self.pages.total() {
+        if lacks_pages && pages * (usage.len() + 1) > self.pages.total() {
             return false;
         }
-        uses.retain(|_, used| used.sequences > sequences && (!lacks_pages || used.pages > pages));
-        let max = uses.iter().max_by_key(|(_, used)| (used.pages, used.sequences));
+        usage.retain(|_, used| used.sequences > sequences && (!lacks_pages || used.pages > pages));
+        let max = usage.iter().max_by_key(|(_, used)| (used.pages, used.sequences));
         let Some((&client, _)) = max else { return false };
         let of_client = (0..self.running.len()).filter(|&i| self.running[i].client == client);
         let newest = of_client.max_by_key(|&i| self.running[i].admitted);
@@ -67,7 +67,7 @@ impl Scheduler {
     }
 
     /// Whether no further sequence can run, however many pages are free.
-    pub(super) fn is_full(&self) -> bool {
+    pub(super) fn is_at_sequence_limit(&self) -> bool {
         self.limits.max_sequences.is_some_and(|max| self.running.len() >= max)
     }
 
@@ -85,13 +85,14 @@ impl Scheduler {
         self.preemptions += 1;
     }
 
-    fn client_uses(&self) -> HashMap<u64, ClientUsage> {
-        let mut uses = HashMap::<u64, ClientUsage>::new();
+    /// Running sequences and pages of each client.
+    fn usage_by_client(&self) -> HashMap<u64, ClientUsage> {
+        let mut usage = HashMap::<u64, ClientUsage>::new();
         for s in &self.running {
-            let used = uses.entry(s.client).or_default();
+            let used = usage.entry(s.client).or_default();
             used.sequences += 1;
             used.pages += s.pages.capacity_tokens() / PAGE_TOKENS;
         }
-        uses
+        usage
     }
 }
