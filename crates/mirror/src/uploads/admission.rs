@@ -26,8 +26,8 @@ pub(crate) const MAX_EMPTY_IDLE_TIME: Duration = Duration::from_secs(10 * 60);
 const FIRST_BYTE_GRACE: Duration = Duration::from_secs(10);
 /// How long an upload with bytes must be idle before it can be dropped for another owner.
 const MIN_IDLE_BEFORE_DROP: Duration = Duration::from_secs(60);
-/// The same for its own owner, who may still resume it. An owner that does not resume starts a new
-/// upload.
+/// How long an upload with bytes must be idle before it can be dropped for its own owner, who can
+/// resume it until then.
 const MIN_OWN_IDLE_BEFORE_DROP: Duration = Duration::from_secs(10 * 60);
 /// How often a mirror records that an open upload receives bytes. Other mirrors see only this
 /// record, so it is at most half of the shortest idle time.
@@ -36,7 +36,7 @@ pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(if cfg!(te
 } else {
     MIN_IDLE_BEFORE_DROP.as_millis() as u64 / 2
 });
-/// The same before the first record.
+/// How long a mirror waits before it first records that an open upload receives bytes.
 pub(crate) const FIRST_HEARTBEAT: Duration =
     Duration::from_millis(if cfg!(test) { 20 } else { FIRST_BYTE_GRACE.as_millis() as u64 / 2 });
 
@@ -65,6 +65,25 @@ pub(crate) struct OpenUpload {
     pub(crate) has_bytes: bool,
 }
 
+/// Kind of an open upload that is dropped for a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UploadKind {
+    /// An upload without bytes.
+    Empty,
+    /// An upload with bytes.
+    Partial,
+}
+
+impl UploadKind {
+    /// All kinds, in the order in which uploads are dropped.
+    pub(crate) const DROP_ORDER: [Self; 2] = [Self::Empty, Self::Partial];
+
+    /// The kind of an upload that has bytes, or none.
+    pub(crate) fn of(has_bytes: bool) -> Self {
+        if has_bytes { Self::Partial } else { Self::Empty }
+    }
+}
+
 /// Open uploads, one of which must be dropped before a new one starts.
 pub(crate) struct DropCandidates {
     /// Sorted by the number of uploads of their owner, then by idle time, largest first.
@@ -78,28 +97,29 @@ pub(crate) struct DropCandidates {
 }
 
 impl DropCandidates {
-    /// Returns droppable uploads in order: those without bytes, or all. Each comes with the idle
-    /// time that the caller must check again before it drops the upload.
+    /// Returns the uploads that can be dropped as `kind`, in order. An upload that had no bytes may
+    /// be [`UploadKind::Partial`] now. The caller must check the kind and the returned idle time
+    /// again before it drops an upload.
     pub(crate) fn droppable(
         &self,
-        without_bytes: bool,
+        kind: UploadKind,
     ) -> impl Iterator<Item = (&OpenUpload, Duration)> {
+        let may_be = move |upload: &&OpenUpload| kind == UploadKind::Partial || !upload.has_bytes;
+        let uploads = self.uploads.iter().filter(may_be);
         let uploads =
-            self.uploads.iter().filter(move |upload| !(without_bytes && upload.has_bytes));
-        let uploads =
-            uploads.filter_map(move |upload| Some((upload, self.min_idle(upload, without_bytes)?)));
+            uploads.filter_map(move |upload| Some((upload, self.min_idle(upload, kind)?)));
         uploads.filter(|(upload, min_idle)| upload.idle >= *min_idle)
     }
 
     /// Idle time after which an upload can be dropped; `None` if it cannot.
-    fn min_idle(&self, upload: &OpenUpload, without_bytes: bool) -> Option<Duration> {
+    fn min_idle(&self, upload: &OpenUpload, kind: UploadKind) -> Option<Duration> {
         let count = self.counts.get(&upload.owner).copied().unwrap_or(0);
-        match without_bytes {
+        match kind {
             // An owner with more uploads cannot keep others out by opening new ones quickly.
-            true if count > self.own_count + 1 => Some(Duration::ZERO),
-            true => Some(FIRST_BYTE_GRACE),
-            false if self.is_owner_limit => Some(MIN_OWN_IDLE_BEFORE_DROP),
-            false => (count >= self.own_count).then_some(MIN_IDLE_BEFORE_DROP),
+            UploadKind::Empty if count > self.own_count + 1 => Some(Duration::ZERO),
+            UploadKind::Empty => Some(FIRST_BYTE_GRACE),
+            UploadKind::Partial if self.is_owner_limit => Some(MIN_OWN_IDLE_BEFORE_DROP),
+            UploadKind::Partial => (count >= self.own_count).then_some(MIN_IDLE_BEFORE_DROP),
         }
     }
 
@@ -146,12 +166,12 @@ mod tests {
     /// Owner and idle time of the first droppable upload, and the number of droppable uploads.
     fn droppable(
         drop_candidates: &DropCandidates,
-        without_bytes: bool,
+        kind: UploadKind,
     ) -> (Option<(&str, u64)>, usize) {
-        let first = drop_candidates.droppable(without_bytes).next();
+        let first = drop_candidates.droppable(kind).next();
         (
             first.map(|(upload, _)| (&*upload.owner, upload.idle.as_secs())),
-            drop_candidates.droppable(without_bytes).count(),
+            drop_candidates.droppable(kind).count(),
         )
     }
 
@@ -167,13 +187,16 @@ mod tests {
         }
         let own_count = drop_candidates(all(false), "a").unwrap();
         assert_eq!(
-            droppable(&own_count, true),
+            droppable(&own_count, UploadKind::Empty),
             (Some(("a", 10 + MAX_UPLOADS_PER_OWNER as u64)), MAX_UPLOADS_PER_OWNER)
         );
-        assert_eq!(droppable(&drop_candidates(all(true), "a").unwrap(), false), (None, 0));
+        assert_eq!(
+            droppable(&drop_candidates(all(true), "a").unwrap(), UploadKind::Partial),
+            (None, 0)
+        );
         let young = drop_candidates(uploads("a", MAX_UPLOADS_PER_OWNER, 0, false), "a").unwrap();
         assert!(
-            young.droppable(true).all(|(upload, _)| upload.idle >= FIRST_BYTE_GRACE),
+            young.droppable(UploadKind::Empty).all(|(upload, _)| upload.idle >= FIRST_BYTE_GRACE),
             "it waits for its first byte"
         );
         assert!(young.limit_error().to_string().contains("of this client"));
@@ -183,10 +206,10 @@ mod tests {
     fn interrupted_uploads_do_not_block_their_owner() {
         let broken =
             drop_candidates(uploads("a", MAX_UPLOADS_PER_OWNER, 10 * 60 - 2, true), "a").unwrap();
-        assert_eq!(droppable(&broken, true), (None, 0));
+        assert_eq!(droppable(&broken, UploadKind::Empty), (None, 0));
         let oldest = 10 * 60 - 2 + MAX_UPLOADS_PER_OWNER as u64;
         assert_eq!(
-            droppable(&broken, false),
+            droppable(&broken, UploadKind::Partial),
             (Some(("a", oldest)), MAX_UPLOADS_PER_OWNER - 1),
             "after a rest"
         );
@@ -203,20 +226,20 @@ mod tests {
         };
         let empty = drop_candidates(all(false), "c").unwrap();
         assert_eq!(
-            droppable(&empty, true),
+            droppable(&empty, UploadKind::Empty),
             (Some(("a", MAX_UPLOADS_PER_OWNER as u64)), MAX_UPLOADS)
         );
         assert!(empty.uploads[..MAX_UPLOADS_PER_OWNER].iter().all(|upload| upload.owner == "a"));
         let last = empty.uploads[MAX_UPLOADS_PER_OWNER - 1].idle;
         assert!(
             last < FIRST_BYTE_GRACE,
-            "whoever has most does not keep others out by haste: {last:?}"
+            "an upload of the owner with most uploads is dropped before its first byte: {last:?}"
         );
         // The owner with most uploads is active; the other one is not.
         let busy = drop_candidates(all(true), "c").unwrap();
         let oldest = 1000 + (MAX_UPLOADS - MAX_UPLOADS_PER_OWNER) as u64;
         assert_eq!(
-            droppable(&busy, false),
+            droppable(&busy, UploadKind::Partial),
             (Some(("b", oldest)), MAX_UPLOADS - MAX_UPLOADS_PER_OWNER)
         );
     }
@@ -228,7 +251,7 @@ mod tests {
             uploads("b", MAX_UPLOADS - MAX_UPLOADS_PER_OWNER + 1, 1000, true),
         ];
         let drop_candidates = drop_candidates(all.into_iter().flatten().collect(), "a").unwrap();
-        assert_eq!(droppable(&drop_candidates, false), (None, 0));
+        assert_eq!(droppable(&drop_candidates, UploadKind::Partial), (None, 0));
         assert!(drop_candidates.limit_error().to_string().contains(&MAX_UPLOADS.to_string()));
     }
 }

@@ -24,7 +24,9 @@ use crate::types::repository::Repository;
 use crate::types::storage_usage::StoredUpload;
 use crate::types::upload_id::UploadId;
 use crate::uploads::PIECE_TIMEOUT;
-use crate::uploads::admission::{MAX_EMPTY_IDLE_TIME, MAX_IDLE_TIME, OpenUpload, drop_candidates};
+use crate::uploads::admission::{
+    MAX_EMPTY_IDLE_TIME, MAX_IDLE_TIME, OpenUpload, UploadKind, drop_candidates,
+};
 
 /// Bytes of the disk that uploads leave free.
 const MIN_FREE_BYTES: u64 = 256 << 20;
@@ -180,9 +182,10 @@ impl UploadSessions {
     /// Drops an upload if a limit on open uploads is reached.
     fn drop_one_if_full(&self, open: Vec<OpenUpload>, owner: &str) -> Result<(), MirrorError> {
         let Some(drop_candidates) = drop_candidates(open, owner) else { return Ok(()) };
-        for is_empty in [true, false] {
-            for (upload, min_idle) in drop_candidates.droppable(is_empty) {
-                let may_drop = |len: u64, age: Duration| (len == 0) == is_empty && age >= min_idle;
+        for kind in UploadKind::DROP_ORDER {
+            for (upload, min_idle) in drop_candidates.droppable(kind) {
+                let may_drop =
+                    |len: u64, age: Duration| UploadKind::of(len > 0) == kind && age >= min_idle;
                 if self.drop_upload_if(&upload.id, may_drop)? {
                     tracing::info!(
                         owner = upload.owner,

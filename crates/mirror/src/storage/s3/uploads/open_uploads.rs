@@ -16,7 +16,7 @@ use crate::storage::s3::bucket::ObjectInfo;
 use crate::types::repository::Repository;
 use crate::types::storage_usage::StoredUpload;
 use crate::types::upload_id::UploadId;
-use crate::uploads::admission::{DropCandidates, MAX_IDLE_TIME, OpenUpload};
+use crate::uploads::admission::{DropCandidates, MAX_IDLE_TIME, OpenUpload, UploadKind};
 
 /// How long an upload without bytes is kept. A mirror of an older version, without heartbeats, may
 /// have bytes of a first part in its memory.
@@ -44,10 +44,10 @@ impl UploadSessions {
         &self,
         drop_candidates: &DropCandidates,
     ) -> Result<(), MirrorError> {
-        for is_empty in [true, false] {
-            for (upload, min_idle) in drop_candidates.droppable(is_empty) {
+        for kind in UploadKind::DROP_ORDER {
+            for (upload, min_idle) in drop_candidates.droppable(kind) {
                 let may_drop = |record: &UploadRecord, age: Duration| {
-                    record.has_bytes() != is_empty && age >= min_idle
+                    UploadKind::of(record.has_bytes()) == kind && age >= min_idle
                 };
                 if self.drop_upload_if(&upload.id, may_drop).await? == DropOutcome::Dropped {
                     tracing::info!(
