@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use puna_server::file_worker::FileWorker;
+use puna_server::file_worker::FileWorkerLauncher;
 use puna_server::{Config, ConfigError, SandboxMode};
 use puna_store::Store;
 
@@ -25,13 +25,13 @@ pub fn store() -> anyhow::Result<Store> {
 ///
 /// # Errors
 /// A setting is invalid, or the path of this program is unknown.
-pub fn file_worker() -> anyhow::Result<FileWorker> {
+pub fn file_worker() -> anyhow::Result<FileWorkerLauncher> {
     let (debug, sandbox) = match Config::from_env() {
         Ok(config) => (config.debug, config.sandbox),
         Err(ConfigError::NoHome) => (0, SandboxMode::default()),
         Err(error) => return Err(error.into()),
     };
-    Ok(FileWorker::this_program(debug, sandbox)?)
+    Ok(FileWorkerLauncher::this_program(debug, sandbox)?)
 }
 
 /// The configured kernel level.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use puna_api::ollama::Progress;
 use puna_gguf::Gguf;
 use puna_registry::{Format, Registry, write_bundle};
-use puna_server::file_worker::FileWorker;
+use puna_server::file_worker::FileWorkerLauncher;
 use puna_server::{Config, read_packages_in_worker, registry_settings};
 use puna_store::{
     Digest, Hasher, Layer, Model, ModelName, ModelRef, Store, StoreError, Weights, embedded,
@@ -75,7 +75,7 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let name = name.map(|reference| reference.name);
     let config = Config::from_env()?;
     let mut settings = registry_settings(&config);
-    let worker = FileWorker::this_program(config.debug, config.sandbox)?;
+    let worker = FileWorkerLauncher::this_program(config.debug, config.sandbox)?;
     read_packages_in_worker(&mut settings, worker);
     let (store, registry) = (Arc::new(config.store()?), Registry::new(settings));
     let (input, total, shown): (Box<dyn Read>, u64, String) = if args.file == Path::new("-") {

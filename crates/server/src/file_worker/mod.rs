@@ -2,11 +2,11 @@
 //! [sandbox](crate::runner::sandbox) of their own.
 //!
 //! A file worker is this same program, started with the hidden subcommand `worker` for one job. Its
-//! standard input is one end of a private socket pair (`protocol`). It reads the job, closes its
+//! standard input is one end of a private socket pair (`protocol`). It reads the job, enters its
 //! sandbox, and sends progress messages, the bytes of the output file, and the result. The parent
 //! writes and hashes these bytes, so the worker has no descriptor of a file that it could change.
 //!
-//! - [`FileWorker`] starts a worker for each job; `process` exchanges messages with it.
+//! - [`FileWorkerLauncher`] starts a worker for each job; `process` exchanges messages with it.
 //! - `task` is the worker's side.
 
 mod process;
@@ -29,9 +29,9 @@ use protocol::WorkerTask;
 /// Subcommand of the program that makes it a file worker.
 const SUBCOMMAND: &str = "worker";
 
-/// Starts a process for each job on untrusted files.
+/// Starts a file worker for each job on untrusted files.
 #[derive(Debug, Clone)]
-pub struct FileWorker {
+pub struct FileWorkerLauncher {
     /// Path of the program.
     program: PathBuf,
     /// Arguments that make the program a file worker.
@@ -56,7 +56,7 @@ impl From<JobError> for StoreError {
     }
 }
 
-impl FileWorker {
+impl FileWorkerLauncher {
     /// Returns a launcher of this same program.
     ///
     /// # Errors
@@ -85,25 +85,25 @@ impl FileWorker {
         adapters: &[PathBuf],
     ) -> Result<Option<String>, String> {
         let (weights, adapters) = (weights.to_owned(), adapters.to_owned());
-        self.check(&WorkerTask::CheckModel { weights, adapters })
+        self.run_task(&WorkerTask::CheckModel { weights, adapters })
     }
 
     /// Checks that a draft model fits a weights file. Returns the reason if it does not.
     pub(crate) fn check_draft(&self, weights: &Path, draft: &Path) -> Result<(), String> {
         let (weights, draft) = (weights.to_owned(), draft.to_owned());
-        self.check(&WorkerTask::CheckDraft { weights, draft }).map(drop)
+        self.run_task(&WorkerTask::CheckDraft { weights, draft }).map(drop)
     }
 
     /// Checks that a text is a valid Go template. Returns the parse error if it is not.
     pub(crate) fn check_template(&self, text: &str) -> Result<(), String> {
-        self.check(&WorkerTask::CheckTemplate(text.to_owned())).map(drop)
+        self.run_task(&WorkerTask::CheckTemplate(text.to_owned())).map(drop)
     }
 
     /// Returns the built-in template that matches the template and the special tokens of a weights
     /// file. A worker that stops finds none.
     pub(crate) fn detect_template(&self, file: &FileTemplate) -> Option<NamedTemplate> {
         let FileTemplate { source, bos, eos } = file.clone();
-        match self.check(&WorkerTask::DetectTemplate { source, bos, eos }) {
+        match self.run_task(&WorkerTask::DetectTemplate { source, bos, eos }) {
             // The worker names a template; its text comes from this program.
             Ok(name) => named_template(&name?),
             Err(error) => {
@@ -113,12 +113,13 @@ impl FileWorker {
         }
     }
 
-    fn check(&self, task: &WorkerTask) -> Result<Option<String>, String> {
+    /// Runs a task that has no output file. Returns its remark, or the reason of its failure.
+    fn run_task(&self, task: &WorkerTask) -> Result<Option<String>, String> {
         process::run(self, task, &mut io::sink(), &mut |_| {}).map_err(|error| error.message)
     }
 }
 
-impl JobExecutor for FileWorker {
+impl JobExecutor for FileWorkerLauncher {
     fn execute(
         &self,
         job: &FileJob,

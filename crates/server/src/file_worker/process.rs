@@ -13,7 +13,7 @@ use std::time::Duration;
 use puna_store::Progress;
 
 use super::protocol::{Frame, WorkerMessage, WorkerTask, read_frame, write_task};
-use super::{FileWorker, JobError};
+use super::{FileWorkerLauncher, JobError};
 use crate::runner::process_exit::{describe_exit, is_backtrace_line};
 use crate::runner::sandbox::SandboxReport;
 use crate::runner::sandbox::environment::runner_variables;
@@ -35,7 +35,7 @@ const MAX_EXTRA_BYTES: u64 = 1 << 30;
 /// Runs a task in a new worker. The bytes of its output file go to `out`. Returns the text of the
 /// result.
 pub(super) fn run(
-    worker: &FileWorker,
+    launcher: &FileWorkerLauncher,
     task: &WorkerTask,
     out: &mut dyn Write,
     progress: &mut dyn FnMut(Progress),
@@ -45,7 +45,7 @@ pub(super) fn run(
         message: format!("cannot {action}: {reason}"),
         is_bad_request: false,
     };
-    let mut process = WorkerProcess::start(worker)
+    let mut process = WorkerProcess::start(launcher)
         .map_err(|e| failed(format!("no process for it can be started: {e}")))?;
     // A worker that has died reads nothing. The end of its output tells why.
     let _ = write_task(&mut process.socket, task);
@@ -124,15 +124,15 @@ struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    fn start(worker: &FileWorker) -> io::Result<Self> {
+    fn start(launcher: &FileWorkerLauncher) -> io::Result<Self> {
         let (socket, worker_socket) = UnixStream::pair()?;
         // The command owns this process's copy of the worker's end and is dropped here, so that the
         // socket ends with the worker.
-        let mut child = Command::new(&worker.program)
-            .args(&worker.args)
+        let mut child = Command::new(&launcher.program)
+            .args(&launcher.args)
             // Variables may hold secrets, and a worker reads untrusted files.
             .env_clear()
-            .envs(runner_variables(worker.debug, worker.sandbox))
+            .envs(runner_variables(launcher.debug, launcher.sandbox))
             .stdin(Stdio::from(OwnedFd::from(worker_socket)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -24,7 +24,7 @@ const MAX_TEXT_BYTES: usize = MAX_FRAME_BYTES / 8;
 /// # Errors
 /// Standard input is not a socket of a parent of the same version, or the parent has ended.
 pub fn main() -> io::Result<()> {
-    let Some(started) = SandboxedTask::read()? else { return Ok(()) };
+    let Some(started) = SandboxedTask::receive_in_sandbox()? else { return Ok(()) };
     let SandboxedTask { task, sandbox, socket } = &started;
     let channel = Channel(Mutex::new(socket.try_clone()?));
     channel.send(&WorkerMessage::Sandboxed(sandbox.report.clone()))?;
@@ -48,7 +48,7 @@ pub fn main() -> io::Result<()> {
 /// Those of [`main`].
 #[doc(hidden)]
 pub fn attempt_in_sandbox(attempt: impl FnOnce(&SandboxReport)) -> io::Result<()> {
-    if let Some(started) = SandboxedTask::read()? {
+    if let Some(started) = SandboxedTask::receive_in_sandbox()? {
         attempt(&started.sandbox.report);
     }
     Ok(())
@@ -62,8 +62,9 @@ struct SandboxedTask {
 }
 
 impl SandboxedTask {
-    /// Reads the task from standard input; `None` if the parent has closed the socket.
-    fn read() -> io::Result<Option<Self>> {
+    /// Reads the task from standard input and enters its sandbox. Returns `None` if the parent has
+    /// closed the socket.
+    fn receive_in_sandbox() -> io::Result<Option<Self>> {
         let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let Some(task) = read_task(&mut socket)? else { return Ok(None) };
         let sandbox = sandbox::enter(sandbox::inherited_mode(), &task.paths(), &[]);

@@ -4,11 +4,11 @@ use std::io;
 
 use puna_store::{FileJob, JobExecutor, StoreError};
 
-use super::FileWorker;
+use super::FileWorkerLauncher;
 
 fn run(script: &str, out: &mut dyn io::Write) -> Result<(), StoreError> {
     let job = FileJob::Convert { files: Vec::new() };
-    FileWorker::of_script(script).execute(&job, out, &mut |_| {})
+    FileWorkerLauncher::of_script(script).execute(&job, out, &mut |_| {})
 }
 
 /// A shell command that sends a message.
@@ -67,7 +67,7 @@ fn the_rest_of_the_output_is_not_read_after_the_parent_cannot_write() {
 
 #[test]
 fn a_program_that_cannot_start_is_an_error_of_the_job() {
-    let mut worker = FileWorker::of_script("");
+    let mut worker = FileWorkerLauncher::of_script("");
     worker.program = "/nonexistent/puna".into();
     let error = worker.check_template("{{ .Prompt }}").unwrap_err();
     let start = "cannot check the template: no process for it can be started: ";

@@ -6,7 +6,7 @@ use puna_registry::{Settings, TemplateDetector};
 use puna_store::{FileTemplate, NamedTemplate};
 
 use crate::config::Config;
-use crate::file_worker::FileWorker;
+use crate::file_worker::FileWorkerLauncher;
 use crate::runner::detect_template;
 use crate::version::{OLLAMA_VERSION, VERSION};
 
@@ -31,7 +31,7 @@ pub fn settings(config: &Config) -> Settings {
 }
 
 /// Reads files and templates of pulled packages in sandboxed processes.
-pub fn read_in_worker(settings: &mut Settings, worker: FileWorker) {
+pub fn read_in_worker(settings: &mut Settings, worker: FileWorkerLauncher) {
     settings.detect_template = Some(Arc::new(worker.clone()));
     settings.executor = Some(Arc::new(worker));
 }
@@ -46,7 +46,7 @@ impl TemplateDetector for InProcessDetector {
     }
 }
 
-impl TemplateDetector for FileWorker {
+impl TemplateDetector for FileWorkerLauncher {
     fn detect(&self, file: &FileTemplate) -> Option<NamedTemplate> {
         self.detect_template(file)
     }
@@ -67,7 +67,7 @@ mod tests {
         };
         assert_eq!(detect(&settings).as_deref(), Some("chatml"));
         // This worker stops before it renders anything.
-        read_in_worker(&mut settings, FileWorker::of_script("exit 1"));
+        read_in_worker(&mut settings, FileWorkerLauncher::of_script("exit 1"));
         assert_eq!(detect(&settings), None);
         assert!(settings.executor.is_some());
     }

@@ -21,7 +21,7 @@ use super::runner_model::{LoadError, Loader};
 use super::sandbox::SandboxMode;
 use super::sandbox::environment::runner_variables;
 use super::worker::catch_load_panic;
-use crate::file_worker::FileWorker;
+use crate::file_worker::FileWorkerLauncher;
 use crate::model_scheduler::RunnerExit;
 use crate::util::lock::lock;
 
@@ -44,7 +44,7 @@ pub trait Launcher: Send + Sync {
 
     /// Returns the launcher of processes for jobs on untrusted files; `None` runs these jobs in
     /// this process.
-    fn file_worker(&self) -> Option<FileWorker> {
+    fn file_worker(&self) -> Option<FileWorkerLauncher> {
         None
     }
 }
@@ -89,8 +89,8 @@ impl Launcher for ProcessLauncher {
         catch_load_panic(|| LocalLoader.plan(spec))
     }
 
-    fn file_worker(&self) -> Option<FileWorker> {
-        Some(FileWorker::of_program(self.program.clone(), self.debug, self.sandbox))
+    fn file_worker(&self) -> Option<FileWorkerLauncher> {
+        Some(FileWorkerLauncher::of_program(self.program.clone(), self.debug, self.sandbox))
     }
 
     fn launch(&self) -> io::Result<RunnerProcess> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use puna_api::ollama::Progress;
 use puna_server::SandboxMode;
-use puna_server::file_worker::FileWorker;
+use puna_server::file_worker::FileWorkerLauncher;
 use puna_store::{Digest, FileJob, JobExecutor, NamedFile, QuantizeJob, StoreError};
 use serde_json::json;
 
@@ -34,7 +34,7 @@ type RunJob<'a> = &'a dyn Fn(&mut Vec<u8>, puna_store::ProgressFn<'_>) -> Result
 
 /// Runs a job by a worker and in this process.
 fn run_both(job: &FileJob) -> [JobOutcome; 2] {
-    let worker = FileWorker::this_program(0, SandboxMode::Auto).unwrap();
+    let worker = FileWorkerLauncher::this_program(0, SandboxMode::Auto).unwrap();
     let run = |execute: RunJob<'_>| {
         let (mut out, mut lines) = (Vec::new(), Vec::new());
         let result = execute(&mut out, &mut |line| lines.push(line));
@@ -103,7 +103,7 @@ pub(super) fn workers_have_the_results_of_this_process(_: &Server) {
         assert_eq!(by_worker.is_bad_request(), here.is_bad_request(), "{here}");
     }
     // Printed for the record; a busy machine takes longer.
-    let worker = FileWorker::this_program(0, SandboxMode::Auto).unwrap();
+    let worker = FileWorkerLauncher::this_program(0, SandboxMode::Auto).unwrap();
     let job = FileJob::Convert { files: Vec::new() };
     let times = (0..9).map(|_| {
         let start = Instant::now();

@@ -20,7 +20,7 @@ use crate::api::check_readable;
 use crate::app::{App, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::{ApiError, RunOptions};
-use crate::file_worker::FileWorker;
+use crate::file_worker::FileWorkerLauncher;
 use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, Ollama, record_ignored_field};
 use crate::model_scheduler::LoadOptions;
 use crate::models::quota::QuotaAdmission;
@@ -193,7 +193,7 @@ fn build_with_worker(
     name: &ModelName,
     request: &puna_store::CreateRequest,
     base: CreateHooks<'_>,
-    worker: &FileWorker,
+    worker: &FileWorkerLauncher,
     progress: &mut dyn FnMut(puna_store::Progress),
 ) -> Result<BuiltModel, StoreError> {
     let check_template = |text: &str| worker.check_template(text);

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::*;
-use crate::file_worker::FileWorker;
+use crate::file_worker::FileWorkerLauncher;
 use crate::runner::launch::RunnerProcess;
 use crate::runner::protocol::{LoadSpec, MemoryParts};
 use crate::runner::runner_model::LoadError;
@@ -23,8 +23,8 @@ impl Launcher for ScriptLauncher {
         self.runners.plan(spec)
     }
 
-    fn file_worker(&self) -> Option<FileWorker> {
-        Some(FileWorker::of_script(&self.script))
+    fn file_worker(&self) -> Option<FileWorkerLauncher> {
+        Some(FileWorkerLauncher::of_script(&self.script))
     }
 }
 
