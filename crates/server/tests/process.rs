@@ -751,7 +751,7 @@ fn check_that_no_escape_succeeds(
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
     // Printed for the record; a busy machine takes longer.
     let time = text.lines().find_map(|line| line.strip_prefix("time "));
-    time.iter().for_each(|time| println!("closing the sandbox took {time} microseconds"));
+    time.iter().for_each(|time| println!("entering the sandbox took {time} microseconds"));
     Some(text)
 }
 

@@ -17,7 +17,7 @@ use super::{FileWorkerLauncher, JobError};
 use crate::runner::process_exit::{describe_exit, is_backtrace_line};
 use crate::runner::sandbox::SandboxReport;
 use crate::runner::sandbox::environment::runner_variables;
-use crate::runner::sandbox::files::with_parts;
+use crate::runner::sandbox::files::existing_files_with_parts;
 use crate::util::lock::lock;
 
 /// Maximum number of bytes kept of a line of a worker's log.
@@ -92,7 +92,8 @@ pub(super) fn run(
 /// Largest number of bytes that a worker may write for the files of its task.
 fn max_output_bytes(task: &WorkerTask) -> u64 {
     let size = |path: &std::path::PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
-    let read: u64 = with_parts(&task.paths()).iter().map(size).fold(0, u64::saturating_add);
+    let read: u64 =
+        existing_files_with_parts(&task.paths()).iter().map(size).fold(0, u64::saturating_add);
     read.saturating_mul(MAX_GROWTH).saturating_add(MAX_EXTRA_BYTES)
 }
 

@@ -29,8 +29,8 @@ pub(super) const SYSTEM_PATHS: &[&str] = &[
     "/etc/zoneinfo",
 ];
 
-/// Returns those of the paths that are regular files, and all parts of split models among them.
-pub(crate) fn with_parts(paths: &[PathBuf]) -> BTreeSet<PathBuf> {
+/// Returns the paths that are regular files, with all parts of the split models among them.
+pub(crate) fn existing_files_with_parts(paths: &[PathBuf]) -> BTreeSet<PathBuf> {
     paths.iter().flat_map(|path| parts(path)).filter(|path| path.is_file()).collect()
 }
 
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     fn found(path: &Path) -> BTreeSet<PathBuf> {
-        with_parts(&[path.to_owned()])
+        existing_files_with_parts(&[path.to_owned()])
     }
 
     #[test]

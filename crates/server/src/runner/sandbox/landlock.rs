@@ -8,21 +8,22 @@ use ::landlock::{
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use super::files::{SYSTEM_PATHS, with_parts};
+use super::files::{SYSTEM_PATHS, existing_files_with_parts};
 
 /// Version of Landlock with the rules that the process requests (Linux 6.12). An older kernel
 /// applies those that it knows.
 const REQUESTED_ABI: ABI = ABI::V6;
 
-/// Denies this thread, and threads that it starts, all files except for `files` with all parts of
-/// split models among them, `folders`, and the system files. Returns the open paths of the rules: a
-/// rule for an entry of `/proc` lasts only while the entry is in use.
+/// Lets this thread, and the threads that it starts later, read only `files`, all parts of split
+/// models among them, `folders`, and the system files. Returns the open system files: a rule for an
+/// entry of `/proc` lasts only while the entry is in use.
 pub(super) fn restrict(
     files: &[PathBuf],
     folders: &[PathBuf],
 ) -> (Vec<PathFd>, Result<(), String>) {
     let open = |path: PathBuf| PathFd::new(path).ok();
-    let files: Vec<PathFd> = with_parts(files).into_iter().filter_map(open).collect();
+    let files: Vec<PathFd> =
+        existing_files_with_parts(files).into_iter().filter_map(open).collect();
     let time_zones = std::env::var_os("TZDIR").map(PathBuf::from);
     let system = SYSTEM_PATHS.iter().map(PathBuf::from).chain(time_zones);
     // A rule for a folder needs another set of rights than one for a file.

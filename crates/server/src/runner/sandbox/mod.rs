@@ -74,8 +74,8 @@ impl fmt::Display for SandboxReport {
     }
 }
 
-/// Closed sandbox. It must live as long as the process reads system files, because it keeps the
-/// entries of `/proc` that its rules refer to.
+/// Sandbox that this process has entered. It must live as long as the process reads system files,
+/// because it keeps the entries of `/proc` open for which it has rules.
 #[derive(Debug, Default)]
 pub struct Sandbox {
     /// Restrictions that apply.
@@ -83,7 +83,7 @@ pub struct Sandbox {
     /// Reason why the process must not work.
     pub(crate) refusal: Option<String>,
     #[cfg(target_os = "linux")]
-    _anchors: Vec<::landlock::PathFd>,
+    _proc_path_fds: Vec<::landlock::PathFd>,
 }
 
 /// Returns the mode that the parent process has set.
@@ -92,8 +92,8 @@ pub(crate) fn inherited_mode() -> SandboxMode {
     SandboxMode::from_name(&name).unwrap_or_default()
 }
 
-/// Closes the sandbox around this process. Afterwards the process can read `files` with the other
-/// parts of split models among them, `folders`, and a few system files.
+/// Enters the sandbox. Afterwards the process can read only `files`, all parts of split models
+/// among them, `folders`, and a few system files.
 ///
 /// The calling thread must be the only one: Landlock restricts the calling thread and the threads
 /// that it starts later. A restriction that the system does not offer is reported, not an error.
@@ -113,14 +113,14 @@ fn restrict(files: &[PathBuf], folders: &[PathBuf]) -> Sandbox {
     let core_dumps = forbid_core_dumps();
     let privileges = forbid_new_privileges();
     let tracing = forbid_tracing();
-    let (anchors, landlock) = landlock::restrict(files, folders);
+    let (proc_path_fds, landlock) = landlock::restrict(files, folders);
     // The filter denies the calls that the other restrictions need, so it comes last.
     report.add(LANDLOCK, landlock);
     report.add(SECCOMP, restrict_system_calls());
     report.add("no new privileges", privileges);
     report.add("not dumpable", tracing);
     report.add("no core dumps", core_dumps);
-    Sandbox { report, refusal: None, _anchors: anchors }
+    Sandbox { report, refusal: None, _proc_path_fds: proc_path_fds }
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -3,12 +3,12 @@
 /// Which restrictions runners and file workers apply to themselves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SandboxMode {
-    /// Those that the system offers.
+    /// Each restriction that the system offers.
     #[default]
     Auto,
-    /// None. They still get a short environment.
+    /// No restriction. The processes still start with a short environment.
     Off,
-    /// All; on a system without Landlock or seccomp they refuse to work.
+    /// All restrictions. Without Landlock or seccomp, the processes refuse to work.
     Required,
 }
 

@@ -125,26 +125,31 @@ fn conditional_rules() -> Result<Vec<(c_long, Vec<SeccompRule>)>, seccompiler::B
     let own_process = u64::from(std::process::id());
     let executable = libc::PROT_EXEC as u64;
     let new_thread = libc::CLONE_THREAD as u64;
-    // `PRIO_PROCESS` is zero, and so is the calling thread.
-    let zero = |index| SeccompCondition::new(index, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0);
     let mut rules = vec![
         (libc::SYS_openat, vec![without_bits(2, WRITE_FLAGS)?]),
         (libc::SYS_mmap, vec![without_bits(2, executable)?]),
         (libc::SYS_mprotect, vec![without_bits(2, executable)?]),
-        (libc::SYS_clone, vec![when(0, SeccompCmpOp::MaskedEq(new_thread), new_thread)?]),
+        (libc::SYS_clone, vec![has_bits(0, new_thread)?]),
         // A panic aborts the process.
-        (libc::SYS_tgkill, vec![equals(0, own_process)?]),
+        (libc::SYS_tgkill, vec![int_equals(0, own_process)?]),
         // Zero is the calling thread: the thread pool pins its own threads.
-        (libc::SYS_sched_setaffinity, vec![equals(0, 0)?]),
-        // The calling thread, whose priority an ordinary user can only lower.
-        (libc::SYS_setpriority, vec![SeccompRule::new(vec![zero(0)?, zero(1)?])?]),
+        (libc::SYS_sched_setaffinity, vec![int_equals(0, 0)?]),
+        // `PRIO_PROCESS` is zero, and so is the calling thread. An ordinary user can only lower its
+        // priority.
+        (
+            libc::SYS_setpriority,
+            vec![SeccompRule::new(vec![
+                int_condition(0, SeccompCmpOp::Eq, 0)?,
+                int_condition(1, SeccompCmpOp::Eq, 0)?,
+            ])?],
+        ),
         // Without an address, a message goes to the server only.
-        (libc::SYS_sendto, vec![equals(4, 0)?]),
+        (libc::SYS_sendto, vec![pointer_is_null(4)?]),
         // Reading a limit, not setting one.
-        (libc::SYS_prlimit64, vec![equals(2, 0)?]),
+        (libc::SYS_prlimit64, vec![pointer_is_null(2)?]),
     ];
     let any_of = |index: u8, values: &[i32]| {
-        values.iter().map(|value| equals(index, *value as u64)).collect::<Result<Vec<_>, _>>()
+        values.iter().map(|value| int_equals(index, *value as u64)).collect::<Result<Vec<_>, _>>()
     };
     let file_commands =
         [libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
@@ -156,21 +161,35 @@ fn conditional_rules() -> Result<Vec<(c_long, Vec<SeccompRule>)>, seccompiler::B
     Ok(rules)
 }
 
-/// Rule for an argument that has none of these bits.
+/// Rule for an `int` argument that has all of these bits.
+fn has_bits(index: u8, bits: u64) -> Result<SeccompRule, seccompiler::BackendError> {
+    SeccompRule::new(vec![int_condition(index, SeccompCmpOp::MaskedEq(bits), bits)?])
+}
+
+/// Rule for an `int` argument that has none of these bits.
 fn without_bits(index: u8, bits: u64) -> Result<SeccompRule, seccompiler::BackendError> {
-    when(index, SeccompCmpOp::MaskedEq(bits), 0)
+    SeccompRule::new(vec![int_condition(index, SeccompCmpOp::MaskedEq(bits), 0)?])
 }
 
-/// Rule for an argument with this value.
-fn equals(index: u8, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
-    when(index, SeccompCmpOp::Eq, value)
+/// Rule for an `int` argument with this value.
+fn int_equals(index: u8, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
+    SeccompRule::new(vec![int_condition(index, SeccompCmpOp::Eq, value)?])
 }
 
-fn when(index: u8, op: SeccompCmpOp, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
-    // Pointers need all 64 bits. The kernel ignores the upper half of `int` arguments.
-    let is_pointer = matches!(op, SeccompCmpOp::Eq) && value == 0;
-    let length = if is_pointer { SeccompCmpArgLen::Qword } else { SeccompCmpArgLen::Dword };
-    SeccompRule::new(vec![SeccompCondition::new(index, length, op, value)?])
+/// Rule for a pointer that is null. All 64 bits count.
+fn pointer_is_null(index: u8) -> Result<SeccompRule, seccompiler::BackendError> {
+    let length = SeccompCmpArgLen::Qword;
+    SeccompRule::new(vec![SeccompCondition::new(index, length, SeccompCmpOp::Eq, 0)?])
+}
+
+/// Condition on the lower half of an argument. The kernel ignores the upper half of `int` arguments
+/// and of flags.
+fn int_condition(
+    index: u8,
+    op: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(index, SeccompCmpArgLen::Dword, op, value)
 }
 
 #[cfg(test)]
