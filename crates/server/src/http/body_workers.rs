@@ -16,12 +16,12 @@ use crate::util::fair_work_queue::{FairWorkQueue, WorkSender};
 use crate::util::panic_message::panic_message;
 use crate::util::thread_priority::lower_priority;
 
-/// Largest number of bytes that the threads which serve connections process for one body. More
-/// would delay other requests.
+/// Maximum size of a body that the threads of connections process themselves. A larger body would
+/// delay other requests.
 pub(crate) const INLINE_BODY_BYTES: usize = 64 << 10;
 
-/// Bytes of a large body that a connection receives before it waits for a thread. On a busy machine
-/// that takes tens of milliseconds.
+/// Bytes of a large body that a connection receives before it waits for a worker thread. On a busy
+/// machine, the wait takes tens of milliseconds.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
 
 /// Number of threads.

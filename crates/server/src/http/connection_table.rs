@@ -26,9 +26,11 @@ const RESERVED_FILES: (usize, usize) = (48, 4096);
 /// Description of [`ConnectionTable`].
 pub(crate) static CONNECTIONS: SharedTable = SharedTable {
     name: "connections",
-    holders: &["puna_server::http::connection_table::Shared"],
+    holders: &["puna_server::http::connection_table::TableInner"],
     limits: &[
-        TableLimit::Rule("files that the process may open, less a quarter (at least 48, at most 4,096)"),
+        TableLimit::Rule(
+            "files that the process may open, less a quarter (at least 48, at most 4,096)",
+        ),
         TableLimit::Entries(MAX_CONNECTIONS),
     ],
     shares: &[TableLimit::Rule("half")],
@@ -38,9 +40,9 @@ pub(crate) static CONNECTIONS: SharedTable = SharedTable {
 
 /// Open connections. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct ConnectionTable(Arc<Shared>);
+pub(crate) struct ConnectionTable(Arc<TableInner>);
 
-struct Shared {
+struct TableInner {
     capacity: usize,
     state: Mutex<TableState>,
 }
@@ -50,7 +52,7 @@ struct TableState {
     open: HashMap<u64, OpenConnection>,
     /// Number of connections of each client.
     counts: HashMap<ConnectionClient, usize>,
-    next: u64,
+    next_id: u64,
 }
 
 /// Client of a connection.
@@ -63,7 +65,7 @@ enum ConnectionClient {
 struct OpenConnection {
     owner: ConnectionClient,
     /// Requests in progress.
-    active: usize,
+    active_requests: usize,
     idle_since: Instant,
     in_handshake: bool,
     close: Arc<Notify>,
@@ -82,7 +84,7 @@ impl ConnectionTable {
     }
 
     fn with_capacity(capacity: usize) -> Self {
-        Self(Arc::new(Shared { capacity, state: Mutex::default() }))
+        Self(Arc::new(TableInner { capacity, state: Mutex::default() }))
     }
 
     /// Maximum number of connections of one client.
@@ -102,16 +104,16 @@ impl ConnectionTable {
     pub(crate) fn admit(&self, address: IpAddr) -> Result<ConnectionSlot, ConnectionsExhausted> {
         let owner = ConnectionClient::Address(Client::number_at(address));
         let mut state = lock(&self.0.state);
-        self.make_place(&mut state, owner)?;
+        self.enforce_client_limit(&mut state, owner)?;
         if state.open.len() >= self.0.capacity && !state.close_idle(None) {
             return Err(ConnectionsExhausted);
         }
-        let id = state.next;
-        state.next += 1;
+        let id = state.next_id;
+        state.next_id += 1;
         let close = Arc::new(Notify::new());
         let connection = OpenConnection {
             owner,
-            active: 0,
+            active_requests: 0,
             idle_since: Instant::now(),
             in_handshake: false,
             close: close.clone(),
@@ -121,8 +123,8 @@ impl ConnectionTable {
         Ok(ConnectionSlot(Arc::new(SlotInner { id, table: self.clone(), close })))
     }
 
-    /// Closes an idle connection of a client whose share is full.
-    fn make_place(
+    /// Closes an idle connection of a client that has its maximum of connections.
+    fn enforce_client_limit(
         &self,
         state: &mut TableState,
         owner: ConnectionClient,
@@ -150,10 +152,9 @@ impl TableState {
     /// Closes the longest idle connection of a client, or of the client with the most connections
     /// that has one. Returns whether there was one.
     fn close_idle(&mut self, owner: Option<ConnectionClient>) -> bool {
-        let idle = self
-            .open
-            .iter()
-            .filter(|(_, open)| open.active == 0 && owner.is_none_or(|owner| open.owner == owner));
+        let idle = self.open.iter().filter(|(_, open)| {
+            open.active_requests == 0 && owner.is_none_or(|owner| open.owner == owner)
+        });
         let count = |open: &OpenConnection| self.counts.get(&open.owner).copied().unwrap_or(0);
         let chosen = idle.min_by_key(|(_, open)| (usize::MAX - count(open), open.idle_since));
         let id = chosen.map(|(id, _)| *id);
@@ -250,7 +251,7 @@ impl ConnectionSlot {
     /// the connection.
     pub(crate) fn begin_request(&self) -> Option<ActiveConnection> {
         let mut state = lock(&self.0.table.0.state);
-        state.open.get_mut(&self.0.id)?.active += 1;
+        state.open.get_mut(&self.0.id)?.active_requests += 1;
         Some(ActiveConnection(self.clone()))
     }
 
@@ -263,7 +264,7 @@ impl ConnectionSlot {
         let mut state = lock(&self.0.table.0.state);
         match state.open.get(&self.0.id).map(|open| open.owner) {
             Some(before) if before != owner => {
-                self.0.table.make_place(&mut state, owner)?;
+                self.0.table.enforce_client_limit(&mut state, owner)?;
                 state.release(before);
                 *state.counts.entry(owner).or_default() += 1;
             }
@@ -283,7 +284,7 @@ impl Drop for ActiveConnection {
     fn drop(&mut self) {
         let slot = &self.0.0;
         if let Some(open) = lock(&slot.table.0.state).open.get_mut(&slot.id) {
-            open.active -= 1;
+            open.active_requests -= 1;
             open.idle_since = Instant::now();
         }
     }

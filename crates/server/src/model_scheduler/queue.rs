@@ -45,7 +45,8 @@ impl Queue {
     }
 
     pub(super) fn push(&mut self, now: Instant, request: Request) {
-        self.service.join(request.client, self.waiting.iter().map(|w| w.request.client));
+        self.service
+            .add_waiting_client(request.client, self.waiting.iter().map(|w| w.request.client));
         self.waiting.push(WaitingRequest {
             request,
             since: now,

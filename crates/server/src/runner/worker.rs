@@ -258,7 +258,7 @@ fn serve(
                     }
                     [&ordinary, &large, &constrained, &large_constrained]
                         .into_iter()
-                        .for_each(|queue| queue.remove(|(handle, _)| handle.id == id));
+                        .for_each(|queue| queue.remove_first(|(handle, _)| handle.id == id));
                 }
             }
             RunnerRequest::RequestHeartbeat => {
@@ -296,16 +296,16 @@ fn send_heartbeats(model: &dyn RunnerModel, out: &Sender<RunnerResponse>, stoppe
     }
 }
 
-/// Starts threads that share a queue of tasks, at most `share` of them for one client. They exit
-/// when the queue closes.
+/// Starts threads that share a queue of tasks. At most `max_per_client` of them work for one
+/// client. They exit when the queue closes.
 fn spawn_preparers(
     name: &str,
     count: usize,
-    share: usize,
+    max_per_client: usize,
     nice: i32,
     preparer: &Arc<Preparer>,
 ) -> io::Result<WorkSender<PreparerTask>> {
-    let queue = Arc::new(FairWorkQueue::new(share));
+    let queue = Arc::new(FairWorkQueue::new(max_per_client));
     for i in 0..count {
         let (preparer, queue) = (preparer.clone(), queue.clone());
         thread::Builder::new().name(format!("{name} {i}")).spawn(move || {

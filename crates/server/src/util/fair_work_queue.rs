@@ -1,6 +1,6 @@
-//! Queue of work for threads, with fair queueing between clients. Threads do at most `share` pieces
-//! of work of one client at a time. A client with much expensive work therefore delays another
-//! client by at most one piece of it.
+//! Queue of work for threads, with fair queueing between clients. The threads do a limited number
+//! of pieces of work of one client at a time. A client with much expensive work therefore delays
+//! another client by at most one piece.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -8,12 +8,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use super::lock::lock;
 use super::service_counts::ServiceCounts;
 
-/// Queue of work, in order of arrival.
+/// Work queue that serves the client with the least service first, and each client in order of
+/// arrival.
 pub(crate) struct FairWorkQueue<T> {
     state: Mutex<QueueState<T>>,
     changed: Condvar,
     /// Maximum pieces of work of a client at a time.
-    share: usize,
+    max_per_client: usize,
 }
 
 /// Waiting work, and the service that each client had.
@@ -34,11 +35,12 @@ struct WaitingWork<T> {
 }
 
 impl<T> QueueState<T> {
-    /// Removes the next work: of the clients below their share, the one with the least service is
-    /// first.
-    fn take_next(&mut self, share: usize) -> Option<(u64, T)> {
+    /// Removes the next work. Of the clients with fewer than `max_per_client` pieces in progress,
+    /// the one with the least service is first.
+    fn take_next(&mut self, max_per_client: usize) -> Option<(u64, T)> {
         let clients = self.waiting.iter().map(|waiting| waiting.client).enumerate();
-        let may_run = |client: &u64| self.running.get(client).is_none_or(|count| *count < share);
+        let may_run =
+            |client: &u64| self.running.get(client).is_none_or(|count| *count < max_per_client);
         // `min_by_key` returns the first of equals, which has waited longest.
         let (index, client) = clients
             .filter(|(_, client)| may_run(client))
@@ -60,27 +62,27 @@ impl<T> QueueState<T> {
 }
 
 impl<T> FairWorkQueue<T> {
-    /// Creates a queue. Threads do at most `share` pieces of work of one client at a time.
-    pub(crate) fn new(share: usize) -> Self {
+    /// Creates a queue. Threads do at most `max_per_client` pieces of work of one client at a time.
+    pub(crate) fn new(max_per_client: usize) -> Self {
         let state = QueueState {
             waiting: Vec::new(),
             service_counts: ServiceCounts::default(),
             running: HashMap::new(),
             closed: false,
         };
-        Self { state: Mutex::new(state), changed: Condvar::new(), share }
+        Self { state: Mutex::new(state), changed: Condvar::new(), max_per_client }
     }
 
     /// Waits for work and returns it; clients with the least service come first. Returns `None`
     /// once the queue is closed.
-    pub(crate) fn next(&self) -> Option<(RunningWork<'_, T>, T)> {
+    pub(crate) fn next(&self) -> Option<(RunningWorkGuard<'_, T>, T)> {
         let mut state = lock(&self.state);
         loop {
             if state.closed {
                 return None;
             }
-            if let Some((client, work)) = state.take_next(self.share) {
-                return Some((RunningWork { queue: self, client }, work));
+            if let Some((client, work)) = state.take_next(self.max_per_client) {
+                return Some((RunningWorkGuard { queue: self, client }, work));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -88,19 +90,19 @@ impl<T> FairWorkQueue<T> {
 
     /// Returns the next work if there is any.
     #[cfg(test)]
-    pub(crate) fn try_next(&self) -> Option<(RunningWork<'_, T>, T)> {
-        let (client, work) = lock(&self.state).take_next(self.share)?;
-        Some((RunningWork { queue: self, client }, work))
+    pub(crate) fn try_next(&self) -> Option<(RunningWorkGuard<'_, T>, T)> {
+        let (client, work) = lock(&self.state).take_next(self.max_per_client)?;
+        Some((RunningWorkGuard { queue: self, client }, work))
     }
 }
 
-/// Work counts to the share of its client until this is dropped.
-pub(crate) struct RunningWork<'a, T> {
+/// Counts a piece of work as in progress until it is dropped.
+pub(crate) struct RunningWorkGuard<'a, T> {
     queue: &'a FairWorkQueue<T>,
     client: u64,
 }
 
-impl<T> Drop for RunningWork<'_, T> {
+impl<T> Drop for RunningWorkGuard<'_, T> {
     fn drop(&mut self) {
         lock(&self.queue.state).finish(self.client);
         self.queue.changed.notify_one();
@@ -119,16 +121,16 @@ impl<T> WorkSender<T> {
     pub(crate) fn push(&self, client: u64, cost: u64, work: T) {
         let mut state = lock(&self.0.state);
         let QueueState { waiting, service_counts, .. } = &mut *state;
-        service_counts.join(client, waiting.iter().map(|waiting| waiting.client));
+        service_counts.add_waiting_client(client, waiting.iter().map(|waiting| waiting.client));
         waiting.push(WaitingWork { client, cost, work });
         drop(state);
         self.0.changed.notify_one();
     }
 
-    /// Removes the first waiting work that `is_wanted` selects, and releases its memory.
-    pub(crate) fn remove(&self, is_wanted: impl Fn(&T) -> bool) {
+    /// Removes the first waiting work that matches, and releases its memory.
+    pub(crate) fn remove_first(&self, matches: impl Fn(&T) -> bool) {
         let mut state = lock(&self.0.state);
-        let index = state.waiting.iter().position(|waiting| is_wanted(&waiting.work));
+        let index = state.waiting.iter().position(|waiting| matches(&waiting.work));
         let removed = index.map(|index| state.waiting.remove(index));
         drop(state);
         drop(removed);
@@ -146,8 +148,8 @@ impl<T> Drop for WorkSender<T> {
 mod tests {
     use super::*;
 
-    fn queue(share: usize) -> (Arc<FairWorkQueue<u32>>, WorkSender<u32>) {
-        let queue = Arc::new(FairWorkQueue::new(share));
+    fn queue(max_per_client: usize) -> (Arc<FairWorkQueue<u32>>, WorkSender<u32>) {
+        let queue = Arc::new(FairWorkQueue::new(max_per_client));
         let sender = WorkSender::new(&queue);
         (queue, sender)
     }
@@ -189,7 +191,7 @@ mod tests {
         let (queue, sender) = queue(1);
         sender.push(1, 1, 5);
         sender.push(1, 1, 6);
-        sender.remove(|work| *work == 5);
+        sender.remove_first(|work| *work == 5);
         assert_eq!(queue.try_next().map(|(_, work)| work), Some(6));
         drop(sender);
         assert!(queue.next().is_none());

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 /// Maximum clients with a stored count; above it, only waiting clients keep theirs.
 const MAX_CLIENTS: usize = 4096;
 
-/// Service that each client had: times, or amounts of work. A new client starts with the lowest
-/// count of the waiting clients.
+/// Service of each client so far, as a number of requests or an amount of work. A new client starts
+/// with the lowest count of the waiting clients.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceCounts(HashMap<u64, u64>);
 
@@ -16,14 +16,18 @@ impl ServiceCounts {
         self.0.get(&client).copied().unwrap_or(0)
     }
 
-    /// Adds a client to those in `waiting`.
-    pub(crate) fn join(&mut self, client: u64, waiting: impl Iterator<Item = u64> + Clone) {
-        let Some(fewest) = waiting.clone().map(|other| self.count(other)).min() else {
+    /// Records that a client begins to wait. The clients in `waiting` do so already.
+    pub(crate) fn add_waiting_client(
+        &mut self,
+        client: u64,
+        waiting: impl Iterator<Item = u64> + Clone,
+    ) {
+        let Some(lowest) = waiting.clone().map(|other| self.count(other)).min() else {
             // No other client waits, so earlier service no longer matters.
             return self.0.clear();
         };
-        let has = self.0.entry(client).or_insert(fewest);
-        *has = fewest.max(*has);
+        let count = self.0.entry(client).or_insert(lowest);
+        *count = lowest.max(*count);
         if self.0.len() > MAX_CLIENTS {
             // A removed client that returns starts like a new one.
             let waiting: HashSet<u64> = waiting.chain([client]).collect();
@@ -47,12 +51,12 @@ mod tests {
         let mut counts = ServiceCounts::default();
         for client in 1..20_000 {
             // Client 0 waits all the time.
-            counts.join(client, [0].into_iter());
+            counts.add_waiting_client(client, [0].into_iter());
             counts.record(client, 1);
         }
         assert!(counts.0.len() <= MAX_CLIENTS, "{}", counts.0.len());
         counts.record(0, 1);
-        counts.join(7, [0].into_iter());
+        counts.add_waiting_client(7, [0].into_iter());
         assert_eq!((counts.count(0), counts.count(7)), (1, 1), "a new client");
     }
 }
