@@ -279,8 +279,8 @@ impl Keys for AuthorizerKeys {
         name: &str,
         part_of: Option<&str>,
     ) -> Result<Option<RequestPermit>, RateLimit> {
-        let begun = self.0.begin(name, part_of)?;
-        Ok(begun.map(|permit| Box::new(permit) as RequestPermit))
+        let permit = self.0.start_mirror_request(name, part_of)?;
+        Ok(permit.map(|permit| Box::new(permit) as RequestPermit))
     }
 }
 

@@ -129,7 +129,7 @@ impl Authorizer {
             let checked = caller.check_server();
             checked.map_err(|error| denied(error.status, error.message).of_key(key))?;
         }
-        let permit = self.usage.begin(key, None, Instant::now());
+        let permit = self.usage.start_request(key, None, Instant::now());
         let permit = permit.map_err(|limit| {
             let RateLimit { message, retry_after } = limit_error(key, &limit);
             AccessDenied { retry_after: Some(retry_after), ..denied(429, message).of_key(key) }
@@ -148,14 +148,14 @@ impl Authorizer {
     ///
     /// # Errors
     /// The limit of the key that is exceeded.
-    pub(crate) fn begin(
+    pub(crate) fn start_mirror_request(
         &self,
         name: &str,
         transfer_id: Option<&str>,
     ) -> Result<Option<RequestPermit>, RateLimit> {
         let keys = self.keys();
         let Some(key) = keys.keys.iter().find(|key| key.name == name) else { return Ok(None) };
-        let permit = self.usage.begin(key, transfer_id, Instant::now());
+        let permit = self.usage.start_request(key, transfer_id, Instant::now());
         permit.map(Some).map_err(|limit| limit_error(key, &limit))
     }
 

@@ -35,8 +35,8 @@ impl From<Action> for puna_mirror::Action {
 /// What a route does with models. Every route states it; a test tries each with a confined key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModelAccess {
-    /// Nothing.
-    Nothing,
+    /// Uses no model.
+    None,
     /// Uses the model that the request names.
     Use,
     /// Lists models; others than the caller may use are left out.

@@ -25,10 +25,10 @@ const RANDOM_BYTES: usize = 32;
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read or written.
-    #[error("cannot {what} the key file {}: {reason}", path.display())]
+    #[error("cannot {operation} the key file {}: {reason}", path.display())]
     File {
         /// The operation: `read`, `write` or `lock`.
-        what: &'static str,
+        operation: &'static str,
         /// The file.
         path: PathBuf,
         /// The reason.
@@ -107,7 +107,7 @@ impl KeyFile {
     /// [`KeyError::File`]
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let failed =
-            |reason: String| KeyError::File { what: "read", path: path.to_owned(), reason };
+            |reason: String| KeyError::File { operation: "read", path: path.to_owned(), reason };
         match read_utf8(path) {
             Ok(text) => match toml::from_str::<Self>(&text) {
                 Err(e) => {
@@ -133,7 +133,7 @@ impl KeyFile {
         change: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, E> {
         let failed = |e: std::io::Error| KeyError::File {
-            what: "lock",
+            operation: "lock",
             path: path.to_owned(),
             reason: e.to_string(),
         };
@@ -152,7 +152,7 @@ impl KeyFile {
     /// [`KeyError::File`]
     pub fn write(&self, path: &Path) -> Result<(), KeyError> {
         let failed =
-            |reason: String| KeyError::File { what: "write", path: path.to_owned(), reason };
+            |reason: String| KeyError::File { operation: "write", path: path.to_owned(), reason };
         let text = toml::to_string(self).map_err(|e| failed(e.to_string()))?;
         let replace = || {
             let folder = folder(path);

@@ -39,7 +39,7 @@ struct UsageCounts {
     /// Transfers in parts, by identifier.
     transfers: HashMap<String, Transfer>,
     /// Token bucket: requests that may start now. It grows with time up to one minute's worth.
-    tokens: f64,
+    available_requests: f64,
     last_seen: Instant,
 }
 
@@ -73,15 +73,15 @@ impl UsageCounts {
     }
 
     /// Takes one request from the token bucket.
-    fn take_token(&mut self, rate: f64, now: Instant) -> Result<(), LimitExceeded> {
+    fn take_request(&mut self, rate: f64, now: Instant) -> Result<(), LimitExceeded> {
         let grown = now.saturating_duration_since(self.last_seen).as_secs_f64() * rate / 60.0;
-        self.tokens = (self.tokens + grown).min(rate);
+        self.available_requests = (self.available_requests + grown).min(rate);
         self.last_seen = now;
-        if self.tokens < 1.0 {
-            let wait = ((1.0 - self.tokens) * 60.0 / rate).ceil().max(1.0);
+        if self.available_requests < 1.0 {
+            let wait = ((1.0 - self.available_requests) * 60.0 / rate).ceil().max(1.0);
             return Err(LimitExceeded::Rate(rate as u32, wait.min(3600.0) as u64));
         }
-        self.tokens -= 1.0;
+        self.available_requests -= 1.0;
         Ok(())
     }
 }
@@ -109,7 +109,7 @@ impl KeyUsage {
     ///
     /// # Errors
     /// The limit that is exceeded.
-    pub fn begin(
+    pub fn start_request(
         &self,
         key: &Key,
         transfer_id: Option<&str>,
@@ -120,7 +120,7 @@ impl KeyUsage {
         let new = || UsageCounts {
             running: 0,
             transfers: HashMap::new(),
-            tokens: rate.unwrap_or(0.0),
+            available_requests: rate.unwrap_or(0.0),
             last_seen: now,
         };
         let counts = all.entry(key.name.clone()).or_insert_with(new);
@@ -136,7 +136,7 @@ impl KeyUsage {
             return Err(LimitExceeded::Concurrent(max));
         }
         if let Some(rate) = rate.filter(|_| free_parts == 0) {
-            counts.take_token(rate, now)?;
+            counts.take_request(rate, now)?;
         }
         match transfer_id {
             None => counts.running += 1,
@@ -203,7 +203,7 @@ mod tests {
     fn a_burst_of_a_minutes_worth_is_allowed_and_refills_with_time() {
         let (usage, start) = (KeyUsage::default(), Instant::now());
         let begin = |seconds: f64| {
-            usage.begin(&key(Some(3), None), None, start + Duration::from_secs_f64(seconds))
+            usage.start_request(&key(Some(3), None), None, start + Duration::from_secs_f64(seconds))
         };
         for _ in 0..3 {
             begin(0.0).unwrap();
@@ -223,12 +223,17 @@ mod tests {
     fn no_more_than_the_limit_run_at_once() {
         let (usage, now) = (KeyUsage::default(), Instant::now());
         let limited = key(None, Some(2));
-        let (first, _second) =
-            (usage.begin(&limited, None, now).unwrap(), usage.begin(&limited, None, now).unwrap());
-        assert_eq!(usage.begin(&limited, None, now).unwrap_err(), LimitExceeded::Concurrent(2));
+        let (first, _second) = (
+            usage.start_request(&limited, None, now).unwrap(),
+            usage.start_request(&limited, None, now).unwrap(),
+        );
+        assert_eq!(
+            usage.start_request(&limited, None, now).unwrap_err(),
+            LimitExceeded::Concurrent(2)
+        );
         drop(first);
-        usage.begin(&limited, None, now).unwrap();
-        usage.begin(&key(Some(0), None), None, now).unwrap_err();
+        usage.start_request(&limited, None, now).unwrap();
+        usage.start_request(&key(Some(0), None), None, now).unwrap_err();
     }
 
     #[test]
@@ -236,16 +241,16 @@ mod tests {
         let (usage, now) = (KeyUsage::default(), Instant::now());
         let limited = key(Some(1), Some(1));
         let other = Key { name: "b".into(), ..key(Some(1), Some(1)) };
-        let _running = usage.begin(&limited, None, now).unwrap();
-        usage.begin(&limited, None, now).unwrap_err();
-        usage.begin(&other, None, now).unwrap();
+        let _running = usage.start_request(&limited, None, now).unwrap();
+        usage.start_request(&limited, None, now).unwrap_err();
+        usage.start_request(&other, None, now).unwrap();
     }
 
     #[test]
     fn parts_of_a_transfer_count_as_one_request_up_to_a_number() {
         let (usage, now) = (KeyUsage::default(), Instant::now());
         let limited = key(Some(3), Some(2));
-        let begin = |of: Option<&str>| usage.begin(&limited, of, now);
+        let begin = |of: Option<&str>| usage.start_request(&limited, of, now);
         let first: Vec<_> = (0..PARTS_PER_REQUEST).map(|_| begin(Some("x")).unwrap()).collect();
         let second = begin(Some("x")).unwrap();
         assert_eq!(begin(None).unwrap_err(), LimitExceeded::Concurrent(2));
@@ -265,10 +270,10 @@ mod tests {
     fn the_number_of_tracked_transfers_is_limited() {
         let (usage, now) = (KeyUsage::default(), Instant::now());
         for n in 0..2 * MAX_TRANSFERS {
-            usage.begin(&key(None, None), Some(&n.to_string()), now).unwrap();
+            usage.start_request(&key(None, None), Some(&n.to_string()), now).unwrap();
         }
         assert_eq!(lock(&usage.0)["a"].transfers.len(), MAX_TRANSFERS);
-        usage.begin(&key(None, None), Some("x"), now + 2 * TRANSFER_TTL).unwrap();
+        usage.start_request(&key(None, None), Some("x"), now + 2 * TRANSFER_TTL).unwrap();
         assert_eq!(lock(&usage.0)["a"].transfers.len(), 1);
     }
 }

@@ -31,13 +31,11 @@ pub(crate) fn all() -> Vec<Route> {
     const PUNA: Dialect = Dialect::Puna;
     const OPEN: RouteRequirement = RouteRequirement::Open;
     // Routes for every key that concern no model, use the model of the request, or list models.
-    const ANY: RouteRequirement =
-        RouteRequirement::Requires(Scope::Inference, ModelAccess::Nothing);
+    const ANY: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::None);
     const USE: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::Use);
     const LIST: RouteRequirement = RouteRequirement::Requires(Scope::Inference, ModelAccess::List);
     // Routes that change models: uploads for them, the model of the request, all models.
-    const UPLOAD: RouteRequirement =
-        RouteRequirement::Requires(Scope::Models, ModelAccess::Nothing);
+    const UPLOAD: RouteRequirement = RouteRequirement::Requires(Scope::Models, ModelAccess::None);
     const CHANGE: RouteRequirement = RouteRequirement::Requires(Scope::Models, ModelAccess::Change);
     const CHANGE_ALL: RouteRequirement =
         RouteRequirement::Requires(Scope::Models, ModelAccess::Server);

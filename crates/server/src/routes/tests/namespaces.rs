@@ -115,7 +115,7 @@ async fn a_confined_key_learns_nothing_of_other_namespaces_on_any_route() {
                 ModelAccess::Use => assert_eq!(stored.status.as_u16() / 100, 4, "{name}"),
                 ModelAccess::Change => assert_eq!(stored.status, 403, "{name}: {}", stored.body),
                 ModelAccess::List => assert!(!stored.body.contains("anna"), "{name}"),
-                ModelAccess::Nothing | ModelAccess::Server => {}
+                ModelAccess::None | ModelAccess::Server => {}
             }
             rules.push((scope, models));
         }
