@@ -5,8 +5,8 @@
 const DECAY: f64 = 0.97;
 /// Time of each further row before any measurement, as a fraction of the time of a step of one row.
 const DEFAULT_ROW_COST_FRACTION: f64 = 0.1;
-/// Minimum standard deviation of the numbers of rows, as a fraction of their mean, for which the time
-/// of a row is computed. If the numbers are nearly equal, noise dominates the slope of the line.
+/// Minimum standard deviation of the numbers of rows for which the time of a row is computed, as a
+/// fraction of their mean. If the numbers are nearly equal, noise dominates the slope of the line.
 const MIN_DEVIATION: f64 = 0.12;
 /// Minimum variance of the numbers of rows, in rows².
 const MIN_VARIANCE: f64 = 0.3;
@@ -95,8 +95,8 @@ impl DecodeCost {
             .then(|| mean_seconds * self.relative_time(rows) / mean_relative_time)
     }
 
-    /// Largest number of rows for which a step takes at most `relative_time` times as long as a step
-    /// of one row.
+    /// Largest number of rows for which a step takes at most `relative_time` times as long as a
+    /// step of one row.
     pub fn rows_within(&self, relative_time: f64) -> usize {
         // The cast saturates, and it converts NaN (0 / 0) to 0.
         (((relative_time - 1.0).max(0.0) / self.row_cost_fraction) as usize).saturating_add(1)

@@ -1,4 +1,4 @@
-//! Parts of a Lark grammar's text that have limits: string literals, regular expressions and JSON values.
+//! Parts of a Lark grammar that have limits: string literals, regular expressions and JSON values.
 
 use std::collections::HashSet;
 
@@ -78,7 +78,7 @@ fn line_bytes(rest: &[u8]) -> usize {
     rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len())
 }
 
-/// Length of a literal that ends with the byte that it begins with, and in which `\` escapes a byte.
+/// Length of a literal that ends with its first byte, and in which `\` escapes a byte.
 fn quoted_bytes(rest: &[u8]) -> usize {
     let mut at = 1;
     while let Some(byte) = rest.get(at) {
