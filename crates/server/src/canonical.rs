@@ -206,6 +206,10 @@ impl GenerateTask {
 /// Prompt settings of a model's manifest.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct PromptConfig {
+    /// Name of the model. Clients share the cached public prefix of models with one name only, so
+    /// that its use does not tell of a model that they may not see.
+    #[serde(default)]
+    pub name: String,
     /// Built-in renderer, which takes precedence over all templates.
     pub renderer: Option<String>,
     /// Go template; `None` uses the template of the GGUF file.

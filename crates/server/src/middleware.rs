@@ -218,7 +218,8 @@ impl Middleware {
                 let number = authorized.client.unwrap_or_else(|| Client::number_at(address));
                 let cache_namespace = self.0.owners.cache_namespace(&identity);
                 request.extensions_mut().insert(self.0.owners.owner(&identity));
-                request.extensions_mut().insert(Client { number, cache_namespace });
+                let may_administer = authorized.may_administer;
+                request.extensions_mut().insert(Client { number, cache_namespace, may_administer });
                 request
                     .extensions_mut()
                     .insert(CallerOutgoingAccess::new(authorized.may_administer));

@@ -26,14 +26,14 @@ impl Mirror {
         head: &Parts,
         principal: Option<&Principal>,
     ) -> HandlerResult {
-        let requester = requester(head, principal);
-        let blob = self.find_blob(&name, digest, requester).await?;
-        let blob = blob.ok_or(MirrorError::BlobUnknown(digest))?;
+        // In this order, the time does not tell whether others have the blob.
         if !self.namespace_index().can_see_blob(principal, &name, digest).await?
             && !self.upstream_confirms_blob(&name, digest).await?
         {
             return Err(MirrorError::BlobUnknown(digest));
         }
+        let blob = self.find_blob(&name, digest, requester(head, principal)).await?;
+        let blob = blob.ok_or(MirrorError::BlobUnknown(digest))?;
         let etag = etag_of(&digest);
         check_if_match(&head.headers, Some(digest))?;
         let (status, range) = requested_range(&head.headers, &etag, blob.size());

@@ -292,11 +292,13 @@ fn media_type(
         .map(|content_type| content_type.split(';').next().unwrap_or(content_type).trim())
         .filter(|content_type| !content_type.is_empty());
     let stated = wire.media_type.clone().filter(|stated| !stated.is_empty());
-    for kind in [stated.as_deref(), content_type].into_iter().flatten().filter(|_| is_pushed) {
-        if !is_manifest_media_type(kind) {
-            let stated = kind.chars().take(MAX_SHOWN_CHARS).collect();
-            return Err(ManifestProblem::MediaType { stated, example: OCI_MANIFEST });
-        }
+    // Garbage collection removes nothing while it cannot read a manifest, so none of an unknown
+    // type is accepted.
+    let unknown = stated.as_deref().filter(|kind| !is_known_media_type(kind));
+    let unknown = unknown.or(content_type.filter(|kind| !is_manifest_media_type(kind)));
+    if let Some(kind) = unknown.filter(|_| is_pushed) {
+        let stated = kind.chars().take(MAX_SHOWN_CHARS).collect();
+        return Err(ManifestProblem::MediaType { stated, example: OCI_MANIFEST });
     }
     // Stored manifests from before this check, and those of upstreams, get a media type by their
     // fields.
@@ -490,6 +492,10 @@ mod tests {
             assert!(Manifest::parse_pushed(plain(), Some(kind)).is_ok(), "{kind}");
         }
         assert!(Manifest::parse_pushed(plain(), None).is_ok());
+        // Garbage collection could not tell which blobs it references.
+        let unknown = "application/vnd.other.manifest.v9+json";
+        let refused = Manifest::parse_pushed(stated(unknown), None);
+        assert!(matches!(refused, Err(ManifestError::Invalid(_))), "{refused:?}");
         for kind in [
             "text/html",
             "text/html; charset=utf-8",

@@ -16,9 +16,11 @@ use crate::models::names::Name;
 use crate::options::{self, RequestOptions};
 use crate::remote::{has_option, report_ignored_keep_alive};
 
-/// Unloads the model if a request without text says so by `keep_alive: 0`; returns whether it does.
+/// Unloads the model for a client if a request without text says so by `keep_alive: 0`; returns
+/// whether it does.
 pub(crate) async fn unload_if_requested(
     app: &App,
+    client: Client,
     model: &Model,
     keep_alive: Option<KeepAlive>,
     options: &RequestOptions,
@@ -28,7 +30,7 @@ pub(crate) async fn unload_if_requested(
         return Ok(false);
     }
     options::check(options, &mut |name| record_ignored_field(format!("options.{name}")))?;
-    app.models().expire(key(model)).await;
+    app.models().unload(key(model), client).await;
     Ok(true)
 }
 

@@ -45,6 +45,7 @@ impl ModelRequest {
 /// Checks a request in Ollama's order of checks.
 pub(crate) async fn check(
     app: &App,
+    client: Client,
     request: GenerationRequest,
 ) -> Result<CheckedRequest, ApiError> {
     let missing = |name: &str| format!("model '{name}' not found");
@@ -55,7 +56,7 @@ pub(crate) async fn check(
     let model = app.find(&name, || missing(&name.requested)).await?;
     let keep_alive = request.keep_alive;
     let empty = matches!(&request.input, Input::Prompt(prompt) if prompt.text.is_empty());
-    if empty && unload_if_requested(app, &model, keep_alive, &request.options).await? {
+    if empty && unload_if_requested(app, client, &model, keep_alive, &request.options).await? {
         return Ok(CheckedRequest::Unloaded);
     }
     request.check_prompt(&model, &name)?;

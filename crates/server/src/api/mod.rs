@@ -368,6 +368,7 @@ pub(crate) fn model_text(model: &Model, config: &Config) -> PromptConfig {
     let renderer = model.config.renderer.as_str();
     let size = model.details().parameter_size;
     PromptConfig {
+        name: model.name.to_string().to_lowercase(),
         renderer: (!renderer.is_empty())
             .then(|| Renderer::resolve(renderer, &model.name.to_string(), &size).to_owned()),
         template: model.template.clone(),

@@ -16,6 +16,8 @@ pub(crate) struct Client {
     pub(crate) number: u64,
     /// Namespace of the prefixes that its requests find in the cache of a model.
     pub(crate) cache_namespace: u128,
+    /// Whether it may administer the server.
+    pub(crate) may_administer: bool,
 }
 
 impl Client {

@@ -16,6 +16,7 @@
 //!   evicted right between two requests. Two busy models therefore do not evict each other for
 //!   every request. This delays other requests by some seconds at most.
 
+mod keep_alive;
 mod memory_fit;
 mod options;
 pub(crate) mod queue;
@@ -83,8 +84,9 @@ pub enum Event {
     Loaded(RunnerId, u32, u64),
     /// A runner has exited, expectedly or not.
     Exited(RunnerId, RunnerExit),
-    /// Unload a model as soon as it is idle.
-    Expire(ModelKey),
+    /// End the keep-alive time of a client, or of all clients. The model is unloaded as soon as it
+    /// is idle and no client has time left.
+    Expire(ModelKey, Option<u64>),
     /// A reading of the machine's memory.
     Memory(Memory),
     /// Time has passed.

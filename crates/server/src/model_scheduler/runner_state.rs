@@ -1,10 +1,11 @@
 //! State of one runner in the scheduler.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use puna_api::KeepAlive;
 
+use super::keep_alive::ClientKeepAlives;
 use super::{LoadOptions, Request, RequestId, RunnerId, RunnerState, UnloadReason};
 
 /// A used model that was just loaded is not evicted for this many times its load time. Otherwise
@@ -33,13 +34,13 @@ pub(super) struct Runner {
     pub(super) size: u64,
     /// Bytes of `size` that the KV cache takes.
     pub(super) cache: u64,
-    pub(super) keep_alive: KeepAlive,
-    pub(super) in_flight: BTreeSet<RequestId>,
+    pub(super) keep_alives: ClientKeepAlives,
+    /// Running requests with their clients.
+    pub(super) in_flight: BTreeMap<RequestId, u64>,
     pub(super) started: Instant,
     /// Duration of the load.
     pub(super) load_time: Duration,
     pub(super) last_use: Instant,
-    pub(super) expires: Option<Instant>,
     /// Accepts no new requests, because another request needs its memory.
     pub(super) draining: bool,
     /// Reason of its unload, once it is unloaded.
@@ -64,12 +65,11 @@ impl Runner {
             state: RunnerState::Planning,
             size: 0,
             cache: 0,
-            keep_alive,
-            in_flight: BTreeSet::new(),
+            keep_alives: ClientKeepAlives::new(keep_alive),
+            in_flight: BTreeMap::new(),
             started: now,
             load_time: Duration::ZERO,
             last_use: now,
-            expires: None,
             draining: false,
             unload_reason: UnloadReason::Idle,
         }
@@ -108,18 +108,30 @@ impl Runner {
     pub(super) fn eviction_order(&self, now: Instant) -> (bool, bool, EvictionCost) {
         let unused = now.duration_since(self.last_use).as_secs_f64();
         let cost = (0.1 + self.load_time.as_secs_f64()) / (0.1 + unused);
-        (!self.is_idle(), self.keep_alive == KeepAlive::Forever, EvictionCost(cost))
+        (!self.is_idle(), self.keep_alives.is_endless(), EvictionCost(cost))
     }
 
     /// Starts a request on this runner.
     pub(super) fn start_request(&mut self, now: Instant, request: &Request) {
-        if let Some(keep_alive) = request.keep_alive {
-            self.keep_alive = keep_alive;
-        }
+        self.keep_alives.start_request(now, request.client, request.keep_alive);
         self.limit = request.num_ctx;
-        self.in_flight.insert(request.id);
+        self.in_flight.insert(request.id, request.client);
         self.last_use = now;
-        self.expires = expiry(now, self.keep_alive);
+    }
+
+    /// Ends a request; returns `false` if it does not run here.
+    pub(super) fn finish_request(&mut self, now: Instant, id: RequestId) -> bool {
+        let Some(client) = self.in_flight.remove(&id) else { return false };
+        self.last_use = now;
+        self.keep_alives.record_use(now, client);
+        true
+    }
+
+    /// Time at which it is unloaded if no request comes; `None` if it never is. A running request
+    /// postpones it.
+    pub(super) fn expires(&self, now: Instant) -> Option<Instant> {
+        let is_using = |client| self.in_flight.values().any(|user| *user == client);
+        self.keep_alives.end_while_used(now, is_using)
     }
 }
 
@@ -138,12 +150,5 @@ impl Ord for EvictionCost {
 impl PartialOrd for EvictionCost {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
-    }
-}
-
-pub(super) fn expiry(now: Instant, keep_alive: KeepAlive) -> Option<Instant> {
-    match keep_alive {
-        KeepAlive::For(time) => now.checked_add(time),
-        KeepAlive::Forever => None,
     }
 }

@@ -6,11 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use puna_api::KeepAlive;
-
 use super::memory_fit::{FitStep, MemorySpace, next_step};
 use super::queue::{Queue, WaitingRequest};
-use super::runner_state::{Runner, expiry};
+use super::runner_state::Runner;
 use super::{
     Action, Event, Limits, LoadOptions, Memory, MemoryNeed, ModelKey, ModelView, Phase, Refusal,
     Request, RequestId, RunnerExit, RunnerId, RunnerState, UnloadReason,
@@ -72,7 +70,7 @@ impl Scheduler {
             Event::Planned(runner, need) => self.planned(runner, need),
             Event::Loaded(runner, context, size) => self.loaded(now, runner, context, size),
             Event::Exited(runner, exit) => self.exited(now, runner, exit),
-            Event::Expire(key) => self.expire(now, &key),
+            Event::Expire(key, client) => self.expire(now, &key, client),
             Event::Memory(memory) => self.memory = Some(memory),
             Event::Tick => {}
         }
@@ -89,7 +87,7 @@ impl Scheduler {
             .runners
             .values()
             .filter(|runner| runner.is_idle())
-            .filter_map(|runner| runner.expires);
+            .filter_map(|runner| runner.keep_alives.end());
         expiries.chain(self.next_check).min()
     }
 
@@ -101,7 +99,7 @@ impl Scheduler {
             size: runner.size,
             context: runner.limit.map_or(runner.context, |limit| limit.min(runner.context)),
             window: runner.context,
-            expires: if runner.is_idle() { runner.expires } else { expiry(now, runner.keep_alive) },
+            expires: runner.expires(now),
             phase: match runner.state {
                 RunnerState::Planning => Phase::Planning,
                 RunnerState::Waiting => Phase::Waiting,
@@ -167,9 +165,7 @@ impl Scheduler {
 
     fn finished(&mut self, now: Instant, id: RequestId) {
         for runner in self.runners.values_mut() {
-            if runner.in_flight.remove(&id) {
-                runner.last_use = now;
-                runner.expires = expiry(now, runner.keep_alive);
+            if runner.finish_request(now, id) {
                 return;
             }
         }
@@ -278,17 +274,16 @@ impl Scheduler {
         }
     }
 
-    fn expire(&mut self, now: Instant, key: &ModelKey) {
+    fn expire(&mut self, now: Instant, key: &ModelKey, client: Option<u64>) {
         if let Some(runner) = self.runners.get_mut(key) {
-            runner.keep_alive = KeepAlive::For(Duration::ZERO);
-            runner.expires = Some(now);
+            runner.keep_alives.release(now, client);
         }
     }
 
     fn expire_all(&mut self, now: Instant) {
         let keys: Vec<ModelKey> = self.runners.keys().cloned().collect();
         for key in &keys {
-            self.expire(now, key);
+            self.expire(now, key, None);
             if let Some(runner) = self.runners.get_mut(key) {
                 runner.unload_reason = UnloadReason::MemoryNeeded;
             }
@@ -298,7 +293,8 @@ impl Scheduler {
     /// Stops idle models after their keep-alive time, or if their memory is needed.
     fn unload_expired(&mut self, now: Instant) {
         let over = |runner: &Runner| {
-            runner.is_idle() && (runner.draining || runner.expires.is_some_and(|at| at <= now))
+            runner.is_idle()
+                && (runner.draining || runner.keep_alives.end().is_some_and(|at| at <= now))
         };
         let keys: Vec<ModelKey> = self
             .runners

@@ -102,6 +102,13 @@ fn with_keep(id: RequestId, model: &str, keep: KeepAlive) -> Event {
     Event::Request(Request { keep_alive: Some(keep), ..request(id, model) })
 }
 
+fn of_client(client: u64, event: Event) -> Event {
+    match event {
+        Event::Request(request) => Event::Request(Request { client, ..request }),
+        other => other,
+    }
+}
+
 fn start(run: RunnerId, model: &str) -> Action {
     Action::Start(run, ModelKey(model.into()), options())
 }
@@ -208,6 +215,29 @@ fn a_requests_keep_alive_replaces_the_current_one_unless_it_is_absent() {
 }
 
 #[test]
+fn a_client_unloads_no_model_that_another_keeps() {
+    let mut b = Fixture::new(3, 512);
+    let key = || ModelKey("a".into());
+    let minute = KeepAlive::For(Duration::from_secs(60));
+    b.event(with_keep(1, "a", minute));
+    b.load(1, GB);
+    b.finish(1);
+    // Another client asks to unload it, twice.
+    b.event(of_client(2, with_keep(2, "a", KeepAlive::For(Duration::ZERO))));
+    assert_eq!(b.finish(2), []);
+    assert_eq!(b.event(Event::Expire(key(), Some(2))), []);
+    assert_eq!(b.scheduler.deadline(), Some(b.now + Duration::from_secs(60)));
+    // A shorter time of the other client changes nothing either, a longer one does.
+    b.event(of_client(2, with_keep(3, "a", KeepAlive::For(Duration::from_secs(1)))));
+    assert_eq!(b.finish(3), []);
+    assert_eq!(b.advance(59), []);
+    b.event(of_client(2, with_keep(4, "a", minute)));
+    b.finish(4);
+    assert_eq!(b.advance(59), []);
+    assert_eq!(b.event(Event::Expire(key(), Some(2))), [Action::Stop(1)]);
+}
+
+#[test]
 fn a_model_loaded_with_keep_alive_zero_serves_its_request_first() {
     let mut b = Fixture::new(3, 512);
     b.event(with_keep(1, "a", KeepAlive::For(Duration::ZERO)));
@@ -220,18 +250,18 @@ fn an_expired_model_is_unloaded_as_soon_as_its_request_ends() {
     let mut b = Fixture::new(3, 512);
     b.event(with_keep(1, "a", KeepAlive::For(Duration::from_secs(120))));
     b.load(1, GB);
-    assert_eq!(b.event(Event::Expire(ModelKey("a".into()))), []);
+    assert_eq!(b.event(Event::Expire(ModelKey("a".into()), None)), []);
     assert_eq!(b.finish(1), [Action::Stop(1)]);
 }
 
 #[test]
 fn an_idle_model_expires_at_once_and_an_absent_one_is_ignored() {
     let mut b = Fixture::new(3, 512);
-    assert_eq!(b.event(Event::Expire(ModelKey("a".into()))), []);
+    assert_eq!(b.event(Event::Expire(ModelKey("a".into()), None)), []);
     b.request(1, "a");
     b.load(1, GB);
     b.finish(1);
-    assert_eq!(b.event(Event::Expire(ModelKey("a".into()))), [Action::Stop(1)]);
+    assert_eq!(b.event(Event::Expire(ModelKey("a".into()), None)), [Action::Stop(1)]);
 }
 
 #[test]

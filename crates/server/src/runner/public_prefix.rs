@@ -2,7 +2,9 @@
 //!
 //! It is what the prompt has in common with a conversation without messages of the request: the
 //! template's own text, the system prompt of the model, and its stored messages. `/api/show` tells
-//! all of them. Clients share the cached pages of this prefix, and of nothing else.
+//! all of them to clients that may use the model. Clients share the cached pages of this prefix,
+//! and of nothing else, if their models have the same name: the model of another namespace may have
+//! the same weights and a guessed system prompt.
 
 use std::sync::{Arc, Mutex};
 

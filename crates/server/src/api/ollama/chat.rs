@@ -20,7 +20,9 @@ pub(crate) async fn chat(
     let (name, model) = find_model(&app, &request.model).await?;
     let encoder = ChatEncoder::new(name.requested.clone()).with_schema_violations(return_adapted);
     let empty = request.messages().is_empty();
-    if empty && unload_if_requested(&app, &model, request.keep_alive, &request.options).await? {
+    if empty
+        && unload_if_requested(&app, client, &model, request.keep_alive, &request.options).await?
+    {
         return Ok(encoder.empty("unload"));
     }
     let prepared = prepare(&app, client, request, &name, &model).await?;

@@ -20,7 +20,7 @@ pub(crate) async fn generate(
     let with_context = !request.raw;
     let encoder = GenerateEncoder::new(request.model.clone(), with_context);
     let encoder = encoder.with_schema_violations(request.return_adapted);
-    Ok(match check(&app, convert_generate(request)?).await? {
+    Ok(match check(&app, client, convert_generate(request)?).await? {
         CheckedRequest::Unloaded => encoder.empty("unload"),
         CheckedRequest::Load(model_request) => {
             model_request.load(&app, client).await?;

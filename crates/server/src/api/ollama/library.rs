@@ -16,7 +16,7 @@ use crate::api::rfc3339;
 use crate::app::{App, api_details, store_error};
 use crate::auth::caller::{Action, Caller};
 use crate::canonical::ApiError;
-use crate::http::{ErrorResponse, JSON, Json, MAX_SETTINGS_BODY_BYTES, Ollama, json};
+use crate::http::{Client, ErrorResponse, JSON, Json, MAX_SETTINGS_BODY_BYTES, Ollama, json};
 use crate::models::names::Name;
 use crate::models::quota::QuotaAdmission;
 use crate::remote::Description;
@@ -194,6 +194,7 @@ pub(crate) async fn copy(
 /// `DELETE /api/delete`
 pub(crate) async fn delete(
     State(app): State<App>,
+    client: Client,
     Json(request, _): Json<Ollama, DeleteRequest, MAX_SETTINGS_BODY_BYTES>,
 ) -> Result<Response, ErrorResponse<Ollama>> {
     let given = if request.model.is_empty() { request.name } else { request.model };
@@ -213,7 +214,7 @@ pub(crate) async fn delete(
         // A removed name cannot be used to unload the model later.
         let running = app.models().list().await.into_iter();
         for model in running.filter(|model| model.listing.name.eq_ignore_ascii_case(&deleted)) {
-            app.models().expire(model.key).await;
+            app.models().unload(model.key, client).await;
         }
     }
     match done {

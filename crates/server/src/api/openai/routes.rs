@@ -86,7 +86,7 @@ pub(crate) async fn completions(
         (request.model.clone(), Arc::new(wanted), request.render_only);
     let all = wanted.clone();
     let mut encoder = CompletionEncoder::new(model, include_usage, all);
-    let (model_request, first) = match check(&app, request).await? {
+    let (model_request, first) = match check(&app, client, request).await? {
         CheckedRequest::Unloaded => return Ok(encoder.empty("unload")),
         CheckedRequest::Load(model_request) => {
             model_request.load(&app, client).await?;

@@ -25,6 +25,7 @@ use command::{Command, RequestGuard};
 use task::ManagerTask;
 
 use crate::canonical::ApiError;
+use crate::http::Client;
 use crate::metrics::ServerMetrics;
 use crate::model_scheduler::{Event, Limits, ModelKey, Scheduler};
 use crate::runner::connection::RunnerConnection;
@@ -110,9 +111,11 @@ impl ModelManager {
         answer.await.ok()
     }
 
-    /// Unloads a model as soon as it is idle.
-    pub(crate) async fn expire(&self, key: ModelKey) {
-        self.to.send(Command::Event(Event::Expire(key))).await;
+    /// Unloads a model as soon as it is idle, unless other clients keep it in memory. A client that
+    /// may administer the server unloads it for all.
+    pub(crate) async fn unload(&self, key: ModelKey, client: Client) {
+        let client = (!client.may_administer).then_some(client.number);
+        self.to.send(Command::Event(Event::Expire(key, client))).await;
     }
 
     /// Lists the models in memory.
