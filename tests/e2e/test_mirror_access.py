@@ -129,7 +129,7 @@ def test_a_quota_counts_what_a_key_with_namespaces_makes_at_api(tmp_path):
     try:
         model = size_of(it, "cria:latest")
         it.kill()
-        it.env["PUNA_MIRROR_QUOTAS"] = f"few*=1GB:12, team={model + 100_000}B, full=1000B"
+        it.env["PUNA_MIRROR_QUOTAS"] = f"few*=1GB:12, team={model + 200_000}B, full=1000B"
         it.start()
         keys = {name: it.cli("key", "add", name, "--scope", "inference,models", "--namespace", name, check=True).stdout.strip() for name in ("team", "few-a", "full")}
         assert wait_for(lambda: it.knows(keys["full"]))
@@ -139,10 +139,10 @@ def test_a_quota_counts_what_a_key_with_namespaces_makes_at_api(tmp_path):
         create = lambda name, key="team", **more: post("/api/create", {"model": name, "from": "cria", "stream": False, **more}, key)
 
         # Uploads count before a model has them, and are refused while they arrive.
-        one, two, large = os.urandom(60_000), os.urandom(60_000), os.urandom(model + 200_000)
+        one, two, large = os.urandom(60_000), os.urandom(60_000), os.urandom(model + 300_000)
         assert upload(large)[0] == 413
         assert upload(one)[0] == 201 == upload(two)[0], "the namespace is empty yet"
-        assert upload(os.urandom(model))[0] == 413, "earlier uploads count"
+        assert upload(os.urandom(model + 100_000))[0] == 413, "earlier uploads count"
         status, body = upload(os.urandom(2000), "full")
         assert status == 413 and "quota of namespace full exceeded" in json.loads(body)["error"], body
 
@@ -151,7 +151,7 @@ def test_a_quota_counts_what_a_key_with_namespaces_makes_at_api(tmp_path):
         assert it.send("POST", "/api/copy", {"source": "cria", "destination": "team/x"}, headers=auth["team"])[0] == 200
         assert it.send("POST", "/api/copy", {"source": "team/x", "destination": "team/y"}, headers=auth["team"])[0] == 200
 
-        # A new model beyond the quota leaves nothing behind.
+        # A new model beyond the quota leaves nothing behind. The uploads count, too.
         status, answer = create("team/z", system="x" * 150_000)
         assert status == 413 and "quota of namespace team exceeded" in answer["error"], answer
         assert size_of(it, "team/z:latest", headers=auth["team"]) is None
@@ -162,7 +162,8 @@ def test_a_quota_counts_what_a_key_with_namespaces_makes_at_api(tmp_path):
 
         # What /api has made counts for pushes at once, and a removal gives it back.
         path = location(it, "/v2/team/p/blobs/uploads/", auth["team"])
-        assert it.send("PUT", f"{path}?digest={digest(two)}", two, headers=auth["team"])[0] == 413
+        pushed = os.urandom(170_000)
+        assert it.send("PUT", f"{path}?digest={digest(pushed)}", pushed, headers=auth["team"])[0] == 413
         assert it.send("DELETE", "/api/delete", {"model": "team/z"}, headers=auth["team"])[0] == 200
         assert create("team/z2", system="z" * 50_000)[0] == 200
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -132,7 +132,7 @@ impl Middleware {
             Some(path) => self.0.table.resolve(request.method(), path),
             None => RouteMatch::NotFound,
         };
-        let origin = self.origin(request.headers());
+        let origin = self.origin(request.headers(), request.uri().path());
         let mut response = match origin {
             RequestOrigin::Refused => {
                 self.forbidden(path.unwrap_or_default(), Denial::ForeignOrigin)
@@ -281,14 +281,22 @@ impl Middleware {
             .await
     }
 
-    fn origin(&self, headers: &HeaderMap) -> RequestOrigin {
+    /// Origin of a request. Browsers send no `Origin` when a page loads an image or a script, or
+    /// follows a link: then they tell by `Sec-Fetch-Site` that the page belongs to another site.
+    fn origin(&self, headers: &HeaderMap, path: &str) -> RequestOrigin {
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         if headers.get_all(header::ORIGIN).iter().count() > 1 {
             return RequestOrigin::Refused;
         }
         let Some(origin) = headers.get(header::ORIGIN).filter(|o| !o.is_empty()) else {
-            return RequestOrigin::Same;
+            let is_foreign = text(SEC_FETCH_SITE) == Some("cross-site");
+            let is_page = text(SEC_FETCH_MODE) == Some("navigate") && !is_api_path(path);
+            return match is_foreign && !is_page && !self.0.origins.allows_any() {
+                true => RequestOrigin::Refused,
+                false => RequestOrigin::Same,
+            };
         };
-        let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
+        let host = text(header::HOST).unwrap_or_default();
         match origin.to_str() {
             Ok(text)
                 if text.strip_prefix("http://").or(text.strip_prefix("https://")) == Some(host) =>
@@ -362,6 +370,14 @@ fn denied(dialect: Dialect, refusal: AccessDenied) -> Response {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
+}
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+
+/// Whether a path is of the API or the registry, and so of no page that other sites link to.
+fn is_api_path(path: &str) -> bool {
+    ["/api/", "/v1/", "/v2/"].iter().any(|start| path.starts_with(start)) || path == "/v2"
 }
 
 /// Origin of a request.

@@ -283,11 +283,13 @@ impl Authenticator {
         }
     }
 
-    /// Returns the key that a signed blob URL was issued for, if the request carries a valid one.
+    /// Returns the key that a signed blob URL was issued for, if the request carries a valid one
+    /// and the key still exists.
     fn blob_url_key(&self, head: &Parts, blob: &Digest) -> Option<String> {
         let subject = self.verify_token(&query_value(head.uri.query(), "token")?)?;
         let (digest, name) = subject.split_once(' ')?;
-        (digest == blob.to_string()).then(|| name.to_owned())
+        let is_valid = digest == blob.to_string() && self.keys.by_name(name).is_some();
+        is_valid.then(|| name.to_owned())
     }
 
     /// Returns `subject` with its expiry and an HMAC.

@@ -6,10 +6,15 @@ use crate::types::repository::Repository;
 /// Number of characters of an invalid pattern that an error shows.
 const MAX_SHOWN_CHARS: usize = 100;
 
-/// Whether a namespace matches a pattern. Case is ignored.
+/// Whether a namespace matches a pattern. Case is ignored. A prefix that could begin both a
+/// namespace and a host matches no host: `team*` does not match `team.example.com/x`.
 pub fn matches_pattern(namespace: &str, pattern: &str) -> bool {
     let (namespace, pattern) = (namespace.to_ascii_lowercase(), pattern.to_ascii_lowercase());
-    pattern.strip_suffix('*').map_or(namespace == pattern, |start| namespace.starts_with(start))
+    let Some(start) = pattern.strip_suffix('*') else { return namespace == pattern };
+    let names_host = start.is_empty() || start.contains(['.', ':', '/']);
+    let host = namespace.split_once('/').map(|(first, _)| first);
+    let has_host = host.is_some_and(|host| host.contains(['.', ':']) || host == "localhost");
+    namespace.starts_with(start) && (names_host || !has_host)
 }
 
 /// Checks a pattern of namespaces: `name`, or `name*` for all names with that prefix. The same
@@ -40,6 +45,29 @@ pub(crate) fn repository_matches(name: &Repository, pattern: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prefix_of_a_namespace_matches_no_host() {
+        for (namespace, pattern) in [
+            ("team-a", "team*"),
+            ("team/x/y", "team*"),
+            ("my.org", "my*"),
+            ("hf.co/me", "*"),
+            ("hf.co/me", "hf.co*"),
+            ("hf.co/me", "HF.co/m*"),
+            ("box:5000/me", "box:50*"),
+        ] {
+            assert!(matches_pattern(namespace, pattern), "{namespace} {pattern}");
+        }
+        for (namespace, pattern) in [
+            ("team.example.com/x", "team*"),
+            ("team:5000/x", "team*"),
+            ("localhost/x", "local*"),
+            ("other", "team*"),
+        ] {
+            assert!(!matches_pattern(namespace, pattern), "{namespace} {pattern}");
+        }
+    }
 
     #[test]
     fn namespace_patterns_are_names_or_prefixes() {

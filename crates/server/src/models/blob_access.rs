@@ -160,6 +160,13 @@ impl UploadedBlobs {
         }
     }
 
+    /// Complete uploads of a caller that the store has, with their sizes in bytes.
+    pub(crate) fn complete(&self, store: &Store, caller: &Caller) -> Vec<(Digest, u64)> {
+        self.forget_removed(store, caller);
+        let all = lock(&self.0);
+        all.get(&caller.namespaces()).map(|own| own.complete.clone()).unwrap_or_default()
+    }
+
     fn upload_count(&self, caller: &Caller) -> usize {
         lock(&self.0).get(&caller.namespaces()).map_or(0, CallerUploads::count)
     }

@@ -7,23 +7,35 @@ use std::fmt;
 use std::sync::Arc;
 
 use puna_mirror::{FreeQuota, Mirror, MirrorError, StorageUsage};
-use puna_store::{AdmissionFuture, AdmissionGuard, Digest, ModelAdmission, NewModel, StoreError};
+use puna_store::{
+    AdmissionFuture, AdmissionGuard, Digest, ModelAdmission, NewModel, Store, StoreError,
+};
 
 use crate::auth::caller::Caller;
 use crate::mirror::Registry;
+use crate::models::blob_access::UploadedBlobs;
 
-/// Admits models of a caller with namespaces within their quotas.
+/// Admits models of a caller with namespaces within their quotas. Uploads that no model has count
+/// as if the new model had them.
 #[derive(Clone)]
-pub(crate) struct QuotaAdmission(Mirror);
+pub(crate) struct QuotaAdmission {
+    mirror: Mirror,
+    uploads: UploadedBlobs,
+    store: Arc<Store>,
+    caller: Caller,
+}
 
 impl QuotaAdmission {
     /// The admission for a caller; `None` if no quota applies to it.
     pub(crate) fn of(
         mirror: Option<&Registry>,
+        uploads: &UploadedBlobs,
+        store: &Arc<Store>,
         caller: &Caller,
     ) -> Option<Arc<dyn ModelAdmission>> {
         let mirror = mirror.filter(|_| caller.is_confined())?.of_store()?;
-        Some(Arc::new(Self(mirror.clone())))
+        let (mirror, uploads) = (mirror.clone(), uploads.clone());
+        Some(Arc::new(Self { mirror, uploads, store: store.clone(), caller: caller.clone() }))
     }
 }
 
@@ -36,7 +48,12 @@ impl fmt::Debug for QuotaAdmission {
 impl ModelAdmission for QuotaAdmission {
     fn admit<'a>(&'a self, model: &'a NewModel) -> AdmissionFuture<'a> {
         Box::pin(async move {
-            let guard = self.0.reserve_model(model).await.map_err(not_admitted)?;
+            let (this, mut all) = (self.clone(), model.clone());
+            let uploads = move || this.uploads.complete(&this.store, &this.caller);
+            let uploads = tokio::task::spawn_blocking(uploads).await.unwrap_or_default();
+            let is_new = |(digest, _): &(Digest, u64)| model.blobs.iter().all(|(d, _)| d != digest);
+            all.blobs.extend(uploads.into_iter().filter(is_new));
+            let guard = self.mirror.reserve_model(&all).await.map_err(not_admitted)?;
             Ok(Box::new(guard) as AdmissionGuard)
         })
     }

@@ -159,7 +159,12 @@ async fn try_create(
         Ok(built) => built,
         Err(error) => return Ok(Err(error)),
     };
-    let _admitted = match QuotaAdmission::of(app.mirror(), caller) {
+    let _admitted = match QuotaAdmission::of(
+        app.mirror(),
+        app.uploaded_blobs(),
+        app.shared_store(),
+        caller,
+    ) {
         Some(admission) => match admission.admit(built.description()).await {
             Ok(guard) => Some(guard),
             Err(refused) => {

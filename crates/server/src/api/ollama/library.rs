@@ -166,19 +166,20 @@ pub(crate) async fn copy(
     if !caller.may(Action::Use, &source.name) {
         return Err(ApiError::not_found(format!("model {:?} not found", request.source)).into());
     }
-    let _admitted = match QuotaAdmission::of(app.mirror(), &caller) {
-        Some(admission) => {
-            let (from, to) = (source.clone(), destination.name.clone());
-            let plan =
-                move |store: &Store| store.plan_copy(&from.name, from.runner.as_deref(), &to);
-            // The copy itself reports a source that is absent or damaged.
-            match app.store(plan).await? {
-                Ok(new) => Some(admission.admit(&new).await.map_err(|e| store_error(&e))?),
-                Err(_) => None,
+    let _admitted =
+        match QuotaAdmission::of(app.mirror(), app.uploaded_blobs(), app.shared_store(), &caller) {
+            Some(admission) => {
+                let (from, to) = (source.clone(), destination.name.clone());
+                let plan =
+                    move |store: &Store| store.plan_copy(&from.name, from.runner.as_deref(), &to);
+                // The copy itself reports a source that is absent or damaged.
+                match app.store(plan).await? {
+                    Ok(new) => Some(admission.admit(&new).await.map_err(|e| store_error(&e))?),
+                    Err(_) => None,
+                }
             }
-        }
-        None => None,
-    };
+            None => None,
+        };
     let copy = move |store: &Store| {
         store.copy_for(&source.name, source.runner.as_deref(), &destination.name)
     };

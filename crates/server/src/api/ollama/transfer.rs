@@ -79,7 +79,8 @@ pub(crate) async fn pull_model(
     let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(CHANNEL_LINES);
     let runner = from.runner.clone();
     let keep_unused = app.config().no_prune;
-    let admission = QuotaAdmission::of(app.mirror(), caller);
+    let admission =
+        QuotaAdmission::of(app.mirror(), app.uploaded_blobs(), app.shared_store(), caller);
     let reuse = VisibleBlobs::of(app.uploaded_blobs(), app.shared_store(), caller);
     let options = Options { keep_unused, runner, access, admission, reuse, ..Options::default() };
     let forward = async {
@@ -131,7 +132,12 @@ fn options(app: &App, request: PullRequest, access: OutgoingAccess) -> Result<Op
         runner: None,
         all_runners: request.all_runners,
         access,
-        admission: QuotaAdmission::of(app.mirror(), &caller),
+        admission: QuotaAdmission::of(
+            app.mirror(),
+            app.uploaded_blobs(),
+            app.shared_store(),
+            &caller,
+        ),
         reuse: VisibleBlobs::of(app.uploaded_blobs(), app.shared_store(), &caller),
     })
 }

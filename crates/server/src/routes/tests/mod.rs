@@ -227,6 +227,23 @@ async fn escaped_paths_reach_the_same_route() {
 }
 
 #[tokio::test]
+async fn pages_of_other_sites_do_not_reach_the_api_without_an_origin() {
+    let server = TestServer::new();
+    let get = async |path, mode, site| {
+        let headers = [("sec-fetch-mode", mode), ("sec-fetch-site", site)];
+        server.with_headers("GET", path, &headers).await.status.as_u16()
+    };
+    // An image, a script and a link.
+    for mode in ["no-cors", "navigate"] {
+        assert_eq!(get("/api/version", mode, "cross-site").await, 403, "{mode}");
+        assert_eq!(get("/api/version", mode, "same-origin").await, 200, "{mode}");
+        assert_eq!(get("/api/version", mode, "none").await, 200, "{mode}");
+    }
+    assert_eq!(get("/", "no-cors", "cross-site").await, 403);
+    assert_eq!(get("/", "navigate", "cross-site").await, 200, "other sites may link to the page");
+}
+
+#[tokio::test]
 async fn origins_and_hosts_are_checked() {
     let server = TestServer::new();
     let page =
