@@ -314,3 +314,35 @@ def test_a_pull_gives_and_tells_nothing_of_blobs_in_other_namespaces(registry, f
     assert "digest mismatch" in found[absent][0], found
     assert found[absent] == found[secret]
     assert server.post("/api/show", {"model": f"{registry.host}/eve/guess"}, headers=auth["eve"])[0] == 404
+
+
+def test_a_pull_shares_no_download_with_a_key_of_another_namespace(registry, fresh):
+    slow = Registry()
+    server = fresh(PUNA_OUTGOING_HOSTS=f"{registry.host},{slow.host}")
+    names = {"ann": f"{slow.host}/ann/m", "eve": f"{registry.host}/eve/m"}
+    keys = {who: server.cli("key", "add", who, "--scope", "inference,models", "--namespace", name.removesuffix("/m"), check=True).stdout.strip() for who, name in names.items()}
+    assert wait_for(lambda: server.knows(keys["eve"]))
+    pull = lambda who: server.post("/api/pull", {"model": names[who], "insecure": True}, headers={"Authorization": f"Bearer {keys[who]}"})[1]
+    data = os.urandom(6 << 20)
+    layers = [("application/vnd.ollama.image.license", data), ("x/config", b"{}")]
+    slow.put("ann/m:latest", layers)
+    slow.pace = 0.1
+    registry.put("eve/m:latest", layers)
+    # eve's registry has only the end of the blob.
+    registry.blobs[digest(data)] = b"-" * (5 << 20) + data[5 << 20 :]
+    try:
+        ann = threading.Thread(target=pull, args=("ann",))
+        ann.start()
+        assert wait_for(lambda: slow.sent > 1 << 18)
+        lines = pull("eve")
+        assert "digest mismatch" in lines[-1]["error"], lines[-3:]
+        assert registry.asked[0][1] == 0, "it asks for all of the blob"
+        slow.pace = 0
+        ann.join(60)
+        assert not ann.is_alive(), "a failed pull of another key does not stop it"
+        listed = json.loads(server.send("GET", "/api/tags", headers={"Authorization": f"Bearer {keys['ann']}"})[1])["models"]
+        assert f"{names['ann']}:latest" in [model["name"] for model in listed]
+    finally:
+        slow.pace = 0
+        slow.shutdown()
+        slow.server_close()
