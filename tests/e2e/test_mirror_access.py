@@ -47,6 +47,24 @@ def test_keys_grant_namespaces_to_signatures_and_passwords(mirror, home, tmp_pat
     assert other not in log
 
 
+def test_a_blob_url_ends_with_its_key_and_unknown_manifests_are_refused(mirror):
+    it = mirror()
+    key = lambda name: it.cli("key", "add", name, "--scope", "models", "--namespace", "team", check=True).stdout.strip()
+    gone, stays = key("gone"), key("stays")
+    assert wait_for(lambda: it.ask("GET", "/v2/", key=stays)[0] == 200)
+    data = os.urandom(5000)
+    assert image(it, "team/x", [data], key=gone) == 201
+    urls = [it.ask("HEAD", f"/v2/team/x/blobs/{digest(data)}", key=one)[1]["Location"] for one in (gone, stays)]
+    assert [it.ask("GET", url)[2] for url in urls] == [data, data]
+    it.cli("key", "rm", "gone", check=True)
+    assert wait_for(lambda: it.ask("GET", urls[0])[0] == 401)
+    assert it.ask("GET", urls[1])[2] == data
+    # Garbage collection would remove nothing any more.
+    unknown = json.dumps({"schemaVersion": 2, "mediaType": "application/vnd.x.unknown+json", "layers": []}).encode()
+    status, _, body = it.ask("PUT", "/v2/team/x/manifests/odd", unknown, key=stays)
+    assert (status, json.loads(body)["errors"][0]["code"]) == (400, "MANIFEST_INVALID"), body
+
+
 @pytest.mark.parametrize("where", ["folder", "bucket"])
 def test_blobs_of_other_namespaces_are_not_served_by_digest(mirror, where, request):
     env = request.getfixturevalue("storage").env() if where == "bucket" else {}

@@ -43,6 +43,42 @@ def test_a_guess_at_the_prompt_of_another_key_finds_nothing():
         assert cached(puna, attacker, "Vault: " + SECRET) == unrelated
 
 
+def test_a_guess_at_the_system_prompt_of_another_namespace_finds_nothing():
+    with running() as puna:
+        ann, eve = (add_key(puna, name, "--namespace", name) for name in ("ann", "eve"))
+
+        def create(key, model, system):
+            body = {"model": model, "from": "cria", "system": system, "stream": False}
+            requests.post(f"http://127.0.0.1:{puna.port}/api/create", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60).raise_for_status()
+
+        system = f"{SECRET} " * 20
+        create(ann, "ann/notes", system)
+        create(eve, "eve/right", system)
+        create(eve, "eve/wrong", system.replace("4938172650", "4938172651"))
+        first = cached(puna, ann, "Hello", "ann/notes")
+        assert cached(puna, ann, "Something else", "ann/notes") > first + 100, "its own users share it"
+        assert cached(puna, eve, "Hello", "eve/right") == cached(puna, eve, "Hello", "eve/wrong") == first
+
+
+def test_another_client_unloads_no_model_in_use():
+    with running() as puna:
+        ann, eve = (add_key(puna, name) for name in ("ann", "eve"))
+        admin = add_key(puna, "admin", "--scope", "admin")
+
+        def generate(key, **body):
+            answer = requests.post(f"http://127.0.0.1:{puna.port}/api/generate", json={"model": "cria", "stream": False, **body}, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+            answer.raise_for_status()
+
+        generate(ann, prompt="Hello", options={"num_predict": 1})
+        [runner] = puna.runners()
+        generate(eve, keep_alive=0)
+        generate(eve, prompt="Hello", options={"num_predict": 1}, keep_alive=0)
+        generate(ann, prompt="Hello", options={"num_predict": 1})
+        assert puna.runners() == [runner]
+        generate(admin, keep_alive=0)
+        assert wait_for(lambda: runner not in puna.runners())
+
+
 def test_a_salt_separates_the_requests_of_one_key():
     with running() as puna:
         first = cached(puna, None, SECRET, cache_salt="a")
