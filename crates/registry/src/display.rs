@@ -17,10 +17,16 @@ pub(crate) fn display_url(url: &Url) -> String {
     format!("{}://{}{}", url.scheme(), authority(url), url.path())
 }
 
-/// A text as one line of at most `max_chars` characters, without control characters.
-pub(crate) fn single_line(text: &str, max_chars: usize) -> String {
+/// Whether a character can change what a terminal shows around it: the control characters C0, DEL
+/// and C1, and the bidirectional controls, which reorder text.
+pub fn is_terminal_control(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A text as one line of at most `max_chars` characters, without characters that control a terminal.
+pub fn single_line(text: &str, max_chars: usize) -> String {
     let line = text.trim().replace(['\r', '\n', '\t'], " ");
-    line.chars().filter(|c| !c.is_control()).take(max_chars).collect()
+    line.chars().filter(|c| !is_terminal_control(*c)).take(max_chars).collect()
 }
 
 /// Replaces secrets in a text, in plain form and in base64.
@@ -51,4 +57,16 @@ pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
 pub(crate) fn method_name(method: &Method) -> String {
     let name = method.as_str();
     name.get(..1).unwrap_or_default().to_owned() + &name.get(1..).unwrap_or_default().to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_single_line_has_no_characters_that_control_a_terminal() {
+        let text = "\x1b]0;a\x07\r\nb\t\u{7f}\u{9b}c\u{202e}\u{2066}d é\n";
+        assert_eq!(single_line(text, 100), "]0;a  b cd é");
+        assert_eq!(single_line(text, 4), "]0;a");
+    }
 }

@@ -64,7 +64,7 @@ pub use client::settings::{
 };
 pub use client::tls::config as tls_config;
 pub use discovery::{Announcement, DiscoveredMirror, MIRROR_SERVICE, announce, discover_mirrors};
-pub use display::{redact, root_cause};
+pub use display::{is_terminal_control, redact, root_cause, single_line};
 pub use download::resumable_sha256::{ResumableSha256, Sha256State};
 pub use error::{
     BundleProblem, ListingProblem, ManifestProblem, RegistryError, SetupProblem, UnpackProblem,

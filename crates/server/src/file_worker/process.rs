@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use puna_registry::is_terminal_control;
 use puna_store::Progress;
 
 use super::protocol::{Frame, WorkerMessage, WorkerTask, read_frame, write_task};
@@ -97,11 +98,13 @@ fn max_output_bytes(task: &WorkerTask) -> u64 {
     read.saturating_mul(MAX_GROWTH).saturating_add(MAX_EXTRA_BYTES)
 }
 
-/// Replaces control characters except line feeds, because a worker that a file has taken over may
+/// Replaces characters that control a terminal, because a worker that a file has taken over may
 /// send control sequences of terminals.
 fn printable(text: &str) -> String {
-    let replace =
-        |c: char| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c };
+    let replace = |c: char| match is_terminal_control(c) && c != '\n' {
+        true => char::REPLACEMENT_CHARACTER,
+        false => c,
+    };
     text.chars().map(replace).collect()
 }
 
@@ -201,7 +204,7 @@ mod tests {
 
     #[test]
     fn texts_of_a_worker_have_no_control_sequences() {
-        assert_eq!(printable("a\x1b[2J\nb\u{9b}"), "a\u{fffd}[2J\nb\u{fffd}");
+        assert_eq!(printable("a\x1b[2J\nb\u{9b}\u{202e}"), "a\u{fffd}[2J\nb\u{fffd}\u{fffd}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use puna_api::KeepAlive;
-use puna_registry::redact;
+use puna_registry::{redact, single_line};
 use puna_store::Model;
 use reqwest::Response;
 use reqwest::header::{ACCEPT_ENCODING, RETRY_AFTER};
@@ -88,9 +88,18 @@ impl RemoteResponse {
     /// Returns the error of a server that fails in the middle of its response, with the server's
     /// own message.
     pub(super) fn failure(&self, error: &RemoteError) -> ApiError {
-        let message = redact(&error.text, self.key.as_deref());
+        let message = shown_error(&error.text, self.key.as_deref());
         error.failure(502, format!("the remote server failed: {message}"))
     }
+}
+
+/// Returns a remote server's text as one line for a message: without characters that control a
+/// terminal, without the key that was sent to it, and cut to [`MAX_SHOWN_ERROR_CHARS`].
+fn shown_error(text: &str, key: Option<&str>) -> String {
+    // The key is replaced in the whole text without control characters, so that neither a control
+    // character inside the key nor the cut lets a part of it pass.
+    let line = redact(&single_line(text, usize::MAX), key);
+    line.chars().take(MAX_SHOWN_ERROR_CHARS).collect()
 }
 
 impl Upstream {
@@ -187,8 +196,7 @@ impl Upstream {
         }
         let base = &host.base;
         if status.is_redirection() {
-            let to = redact(&to.unwrap_or_default(), host.key.as_deref());
-            let to: String = to.chars().take(MAX_SHOWN_ERROR_CHARS).collect();
+            let to = shown_error(&to.unwrap_or_default(), host.key.as_deref());
             let text = format!(
                 "{base} redirects to {to:?}, which is not followed: use that address in the model"
             );
@@ -197,10 +205,7 @@ impl Upstream {
         let text = lines.into_text(MAX_ERROR_BYTES).await;
         let error = serde_json::from_str(&text).ok().and_then(|value| RemoteError::of(&value));
         let error = error.unwrap_or_else(|| RemoteError::of_text(text));
-        let message: String = redact(error.text.trim(), host.key.as_deref())
-            .chars()
-            .take(MAX_SHOWN_ERROR_CHARS)
-            .collect();
+        let message = shown_error(&error.text, host.key.as_deref());
         let failure = |status, text| ApiError { retry_after: wait, ..error.failure(status, text) };
         Err(match status.as_u16() {
             _ if error.exceeds_context() => failure(400, format!("{base}: {message}")),
@@ -219,5 +224,20 @@ impl Upstream {
             508 => failure(508, message),
             status => failure(502, format!("{base} answered with status {status}: {message}")),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_remote_servers_have_no_control_characters_and_no_key() {
+        let text = "\x1b]0;PWNED\x07 bad\r\nkey k\x1bey-1\u{9b}31m \u{202e}x\n";
+        assert_eq!(shown_error(text, Some("key-1")), "]0;PWNED bad  key …31m x");
+        let cut = format!("{}key-1", "x".repeat(MAX_SHOWN_ERROR_CHARS - 2));
+        assert!(!shown_error(&cut, Some("key-1")).contains('k'));
+        let long = "é".repeat(MAX_SHOWN_ERROR_CHARS + 5);
+        assert_eq!(shown_error(&long, None).chars().count(), MAX_SHOWN_ERROR_CHARS);
     }
 }
