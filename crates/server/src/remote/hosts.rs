@@ -92,12 +92,14 @@ fn parse_host(text: &str, all_allowed: &[AllowedHost]) -> Result<Host, ApiError>
             _ => text.to_owned(),
         };
         ApiError::bad_request(format!(
-            "bad remote {shown:?}: use an address such as https://host:8000/v1, and PUNA_REMOTE_KEYS for keys"
+            "bad remote {shown:?}: use an address such as https://host:8000/v1, without a query, a fragment (#) or the path segments . and .., and PUNA_REMOTE_KEYS for keys"
         ))
     };
     let url = Url::parse(text).map_err(|_| wrong())?;
-    let plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
-    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() || !plain {
+    let has_user = !url.username().is_empty() || url.password().is_some();
+    let has_suffix = url.query().is_some() || url.fragment().is_some();
+    let is_http = matches!(url.scheme(), "http" | "https") && url.host_str().is_some();
+    if !is_http || has_user || has_suffix || !has_plain_path(text) {
         return Err(wrong());
     }
     // The first match counts: hosts with keys come first.
@@ -114,6 +116,14 @@ fn parse_host(text: &str, all_allowed: &[AllowedHost]) -> Result<Host, ApiError>
         None => (base, Protocol::Ollama),
     };
     Ok(Host { base: base.to_owned(), protocol, key: allowed.key.clone() })
+}
+
+/// Whether the path of a URL's text stays as it is when the URL is parsed: it has no segments `.`
+/// and `..`, also in percent-encoding, no backslash and no characters that parsers remove.
+fn has_plain_path(text: &str) -> bool {
+    let is_dots = |segment: &str| matches!(&*segment.replace("%2e", "."), "." | "..");
+    let text = text.to_ascii_lowercase();
+    !text.contains(|c: char| c == '\\' || c.is_control()) && !text.split('/').any(is_dots)
 }
 
 /// Returns the random name of this server in the `Via` header of its requests.
@@ -197,9 +207,21 @@ mod tests {
             "https://u:p@far.example/v1",
             "ftp://far.example",
             "https://far.example/v1?x",
+            "https://far.example/v1?",
+            "https://far.example/x#/v1",
+            "https://far.example/v1#",
+            "https://far.example/a/../../b/v1",
+            "https://far.example/a/./v1",
+            "https://far.example/a/%2E%2e/v1",
+            "https://far.example/a/.%2e/v1",
+            "https://far.example/a\\..\\v1",
+            "https://far.example/a/.\t./v1",
         ] {
-            assert!(remotes.check(bad).is_err(), "{bad}");
+            let error = remotes.check(bad).unwrap_err();
+            assert_eq!(error.status, 400, "{bad}");
+            assert!(bad.is_empty() || error.message.contains("use an address such as"), "{bad}");
         }
+        assert!(remotes.check("https://far.example/a.b/..c/v1.2/v1").is_ok());
     }
 
     #[test]
