@@ -127,6 +127,51 @@ async fn a_broken_connection_is_an_error() {
     assert!(matches!(gone, Err(ClientError::Unreachable { .. })), "{gone:?}");
 }
 
+fn redirect(status: &str, location: &str) -> Vec<u8> {
+    let head = format!("HTTP/1.1 {status}\r\nLocation: {location}\r\nConnection: close\r\n");
+    format!("{head}Content-Length: 0\r\n\r\n").into_bytes()
+}
+
+#[tokio::test]
+async fn a_redirect_to_another_origin_gets_no_request() {
+    for status in ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"] {
+        let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = format!("http://{}", other.local_addr().unwrap());
+        let (base, _asked) = server(redirect(status, &format!("{to}/api/generate")), 100).await;
+        let request = GenerateRequest { prompt: "secret".into(), ..GenerateRequest::default() };
+        let error = Client::new(&base).generate_whole(&request).await.unwrap_err();
+        assert!(matches!(error, ClientError::Redirect(_)), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains(&base) && text.contains(&format!("OLLAMA_HOST={to}")), "{text}");
+        let connected = tokio::time::timeout(Duration::from_millis(50), other.accept()).await;
+        assert!(connected.is_err(), "{status}");
+    }
+    // The same host with another scheme is another origin.
+    let (base, _asked) =
+        server(redirect("308 Permanent Redirect", "https://127.0.0.1/"), 100).await;
+    let error = Client::new(base).version().await.unwrap_err();
+    assert!(matches!(error, ClientError::Redirect(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_redirect_to_the_same_origin_is_followed() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = format!("http://{}", listener.local_addr().unwrap());
+    let asked = tokio::spawn(async move {
+        let answers = [redirect("307 Temporary Redirect", "/there"), ok(LINES)];
+        let mut requests = Vec::new();
+        for answer in answers {
+            let (mut peer, _) = listener.accept().await.unwrap();
+            requests.push(read_request(&mut peer).await);
+            peer.write_all(&answer).await.unwrap();
+        }
+        requests
+    });
+    let stream = Client::new(base).chat(&ChatRequest::default()).await.unwrap();
+    assert_eq!(stream.last().await.unwrap().message.content, "!");
+    assert!(asked.await.unwrap()[1].starts_with("POST /there "));
+}
+
 #[tokio::test]
 async fn requests_for_whole_answers_send_the_key_and_disable_streaming() {
     let (base, asked) = server(refusal("200 OK", LINES.lines().next().unwrap()), 30).await;

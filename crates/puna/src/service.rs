@@ -335,7 +335,7 @@ async fn probe(client: &Client, address: &Address) -> Result<ProbeResult> {
             Ok(ProbeResult::Server(version))
         }
         Ok(Err(error @ ClientError::Unreachable { .. })) => Ok(ProbeResult::NotListening(error)),
-        Ok(Err(error @ ClientError::Tls { .. })) => Err(error.into()),
+        Ok(Err(error @ (ClientError::Tls { .. } | ClientError::Redirect(_)))) => Err(error.into()),
         // The server's message itself says that it expects HTTPS.
         Ok(Err(ClientError::Status { status: 400, message })) if message.contains("HTTPS") => {
             bail!(message)

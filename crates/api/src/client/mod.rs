@@ -6,6 +6,7 @@ pub use stream::Stream;
 
 use bytes::Bytes;
 use futures_util::Stream as FuturesStream;
+use reqwest::redirect::Policy;
 use reqwest::{Body, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +23,9 @@ use crate::tls;
 
 /// Error responses that are not JSON are shown up to this size in bytes.
 const MAX_PLAIN_ERROR_BYTES: usize = 512;
+
+/// Largest number of redirects that a request follows.
+const MAX_REDIRECTS: usize = 10;
 
 /// Why a request failed.
 #[derive(Debug)]
@@ -40,6 +44,8 @@ pub enum ClientError {
         /// Cause and remedy.
         cause: String,
     },
+    /// The server redirects to another origin, or too often.
+    Redirect(String),
     /// The connection broke.
     Transport(String),
     /// The server returned an error.
@@ -60,6 +66,7 @@ impl std::fmt::Display for ClientError {
         match self {
             Self::Unreachable { base, cause } => write!(f, "no server answers at {base}: {cause}"),
             Self::Tls { base, cause } => write!(f, "cannot connect to {base} with TLS: {cause}"),
+            Self::Redirect(cause) => f.write_str(cause),
             Self::Transport(cause) => write!(f, "the connection to the server failed: {cause}"),
             Self::Status { message, .. } => f.write_str(message),
             Self::InvalidResponse(what) => write!(f, "invalid response from the server: {what}"),
@@ -81,6 +88,7 @@ impl Client {
         // No timeout, since loading a model and generating may take long. No proxy, since the
         // server is on this machine or configured by name.
         let http = reqwest::Client::builder().no_proxy().tls_backend_preconfigured(tls::config());
+        let http = http.redirect(same_origin_redirects());
         // This configuration cannot fail on any machine.
         let http =
             http.build().unwrap_or_else(|e| unreachable!("the client's settings are wrong: {e}"));
@@ -315,6 +323,9 @@ impl Client {
         if let Some(cause) = tls::tls_problem(&e) {
             return ClientError::Tls { base: self.base.clone(), cause };
         }
+        if e.is_redirect() {
+            return ClientError::Redirect(root_cause(&e));
+        }
         // An invalid address counts as unreachable.
         if e.is_connect() || e.is_builder() {
             ClientError::Unreachable { base: self.base.clone(), cause: root_cause(&e) }
@@ -322,6 +333,30 @@ impl Client {
             transport_error(e)
         }
     }
+}
+
+/// Follows redirects within one origin (scheme, host and port). Another server must not get the
+/// prompt.
+fn same_origin_redirects() -> Policy {
+    Policy::custom(|attempt| {
+        let to = attempt.url().origin();
+        let Some(from) = attempt.previous().first().map(reqwest::Url::origin) else {
+            return attempt.follow();
+        };
+        let from_text = from.ascii_serialization();
+        if from != to {
+            let to = to.ascii_serialization();
+            return attempt.error(format!(
+                "the server at {from_text} redirects to another server, {to}, which gets no request: set OLLAMA_HOST={to} if you trust it"
+            ));
+        }
+        if attempt.previous().len() > MAX_REDIRECTS {
+            return attempt.error(format!(
+                "the server at {from_text} redirects more than {MAX_REDIRECTS} times: check its configuration"
+            ));
+        }
+        attempt.follow()
+    })
 }
 
 /// Returns a successful response, or the error of an unsuccessful one.
