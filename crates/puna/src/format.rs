@@ -1,7 +1,10 @@
 //! Formatting of numbers, times and tables.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
+
+use puna_registry::is_terminal_control;
 
 /// Bytes in decimal units: `999 B`, `1.5 KB`, `270 MB`.
 pub fn bytes(count: u64) -> String {
@@ -54,21 +57,38 @@ fn duration(d: Duration) -> String {
     }
 }
 
-/// Makes a text from a file or server safe for a terminal: control characters, which could move the
-/// cursor, are escaped.
-fn escape_control(text: &str) -> String {
-    let spelt = |c: char| match c.is_control() && c != '\n' && c != '\t' {
-        true => c.escape_unicode().to_string(),
-        false => c.to_string(),
-    };
-    text.chars().map(spelt).collect()
+/// Whether a character of a file or server must not reach a terminal. Line feeds and tabs may.
+pub fn is_unsafe(c: char) -> bool {
+    is_terminal_control(c) && c != '\n' && c != '\t'
+}
+
+/// Makes a text from a file or server safe for a terminal: characters that could move the cursor,
+/// set the window's title or reorder text are escaped, such as `\u{1b}`.
+pub fn escape_control(text: &str) -> Cow<'_, str> {
+    escape_unsafe(text, |c| c.escape_unicode().to_string())
+}
+
+/// Like [`escape_control`], for the text of a JSON document, which remains valid JSON.
+pub fn escape_control_in_json(json: &str) -> Cow<'_, str> {
+    escape_unsafe(json, |c| format!("\\u{:04x}", u32::from(c)))
+}
+
+fn escape_unsafe(text: &str, escape: impl Fn(char) -> String) -> Cow<'_, str> {
+    if !text.contains(is_unsafe) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_unsafe(c) { out.push_str(&escape(c)) } else { out.push(c) }
+    }
+    out.into()
 }
 
 /// Formats rows in columns, with four blanks after each cell. Headings are padded to the width of
 /// their column.
 pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
-    let rows: Vec<Vec<String>> =
-        rows.iter().map(|row| row.iter().map(|cell| escape_control(cell)).collect()).collect();
+    let escaped = |cell: &String| escape_control(cell).into_owned();
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(escaped).collect()).collect();
     let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));
     let width = |column: usize| {
         let longest = cells(column).map(|cell| display_width(cell)).max().unwrap_or(0);
@@ -146,6 +166,18 @@ mod tests {
     fn control_characters_are_escaped() {
         let row = vec!["a\u{1b}[2Jb".to_owned(), "é\u{9b}".to_owned()];
         assert_eq!(table(&[], &[row]), "a\\u{1b}[2Jb    é\\u{9b}    \n");
+        let text = "a\tb\r\x7f\x08\u{202a}\u{202e}\u{2066}\u{2069}é\n";
+        let escaped = "a\tb\\u{d}\\u{7f}\\u{8}\\u{202a}\\u{202e}\\u{2066}\\u{2069}é\n";
+        assert_eq!(escape_control(text), escaped);
+    }
+
+    #[test]
+    fn escaped_json_is_equal_json() {
+        let value = serde_json::json!({"a\u{202e}": "\x1b\x7f\u{9b}\n\u{2066}é"});
+        let text = value.to_string();
+        let escaped = escape_control_in_json(&text);
+        assert!(!escaped.contains(is_unsafe) && escaped.contains("\\u202e"), "{escaped}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&escaped).unwrap(), value);
     }
 
     #[test]

@@ -10,6 +10,8 @@ use puna_api::ollama::Progress;
 use puna_api::{ClientError, Stream};
 use puna_registry::WAITING_PREFIX;
 
+use crate::format::escape_control;
+
 /// Displays statuses in order; each finished one remains as a line.
 pub struct ProgressDisplay {
     bars: Option<MultiProgress>,
@@ -101,11 +103,12 @@ fn finish(bar: &ProgressBar, is_done: bool) {
     }
 }
 
-/// Downloads are distinguished by their blob.
+/// The status without control characters. Downloads are distinguished by their blob.
 fn label(progress: &Progress) -> String {
-    match progress.status.strip_prefix("pulling ") {
+    let status = escape_control(&progress.status);
+    match status.strip_prefix("pulling ") {
         Some(digest) if progress.total > 0 => format!("pulling {digest}:"),
-        _ => progress.status.clone(),
+        _ => status.into_owned(),
     }
 }
 
@@ -182,6 +185,13 @@ fn time_left(bytes: u64, bytes_per_second: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_have_no_control_characters() {
+        let status = "pulling \x1b[2J\u{202e}x".to_owned();
+        let progress = Progress { status, total: 10, ..Progress::default() };
+        assert_eq!(label(&progress), "pulling \\u{1b}[2J\\u{202e}x:");
+    }
 
     #[test]
     fn progress_is_visible_on_a_slow_connection() {

@@ -6,6 +6,7 @@ use puna_api::ollama::ToolCall;
 
 use super::ChatEvent;
 use super::wrap::Wrapper;
+use crate::format::escape_control_in_json;
 
 const GREY: &str = "\x1b[38;5;245m";
 const BOLD: &str = "\x1b[1m";
@@ -122,6 +123,7 @@ impl AnswerPrinter {
         let printable = |text: &str| Wrapper::default().push(text, None);
         let name = printable(&call.function.name);
         let arguments = serde_json::to_string(&call.function.arguments).unwrap_or_default();
+        let arguments = escape_control_in_json(&arguments);
         let (title, value, end) =
             if self.colour { (format!("{GREY}{BOLD}"), RESET, RESET) } else { Default::default() };
         writeln!(
@@ -197,9 +199,9 @@ mod tests {
     fn a_tool_call_is_shown_with_its_arguments() {
         let mut call = ToolCall::default();
         call.function.name = "get\x1b_weather".into();
-        call.function.arguments.insert("city".into(), "Paris".into());
+        call.function.arguments.insert("city".into(), "Paris\u{9b}".into());
         let shown = shown(&mut AnswerPrinter::new(false, false), &[ChatEvent::ToolCall(call)]);
-        let want = r#"  Model called a non-existent function 'get_weather()' with arguments: {"city":"Paris"}"#;
+        let want = r#"  Model called a non-existent function 'get_weather()' with arguments: {"city":"Paris\u009b"}"#;
         assert_eq!(shown, format!("{want}\n"));
     }
 }

@@ -104,8 +104,7 @@ impl Editor {
         match edited {
             Ok(edited) => edited,
             Err(e) => {
-                // The error of a closed standard error is ignored, because no other output remains.
-                let _ = writeln!(io::stderr(), "{e:#}");
+                crate::out::note(format_args!("{e:#}"));
                 text
             }
         }
@@ -136,9 +135,7 @@ impl LineSource for Editor {
                     // The editor's buffer loses the rest of the input; a remaining paste would be
                     // read as key presses.
                     discard_input();
-                    // The error of a closed standard error is ignored, because no other output
-                    // remains.
-                    let _ = writeln!(io::stderr(), "ignored input that is not UTF-8");
+                    crate::out::note("ignored input that is not UTF-8");
                     initial =
                         self.editor.helper().map(|helper| helper.line.take()).unwrap_or_default();
                 }
@@ -164,11 +161,9 @@ impl LineSource for Editor {
 /// Prints a warning, because a session works without a history file.
 fn warn_without_history(action: &str, path: Option<&Path>, error: &io::Error) {
     let path = path.map(|path| path.display().to_string()).unwrap_or_default();
-    // The error of a closed standard error is ignored, because no other output remains.
-    let _ = writeln!(
-        io::stderr(),
+    crate::out::note(format_args!(
         "warning: cannot {action} the history {path}: {error}; continuing without it"
-    );
+    ));
 }
 
 /// Flags that the bound keys set while a line is read.

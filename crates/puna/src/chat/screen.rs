@@ -20,7 +20,7 @@ impl Screen {
     pub fn terminal() -> Self {
         Self {
             out: Box::new(io::stdout()),
-            err: Box::new(io::stderr()),
+            err: Box::new(crate::out::stderr()),
             columns: || terminal_size::terminal_size().map(|(width, _)| usize::from(width.0)),
             spins: io::stderr().is_terminal(),
         }

@@ -18,6 +18,7 @@ use super::{
     AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Screen, help, warn_truncated,
     write_stats,
 };
+use crate::format::escape_control;
 
 /// Initial settings of a session.
 #[derive(Clone, Debug, Default)]
@@ -126,9 +127,9 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// Writes a line to standard output.
+    /// Writes a line to standard output, with escaped control characters.
     pub(super) fn print_line(&mut self, text: &str) -> Result<()> {
-        writeln!(self.screen.out, "{text}")?;
+        writeln!(self.screen.out, "{}", escape_control(text))?;
         Ok(self.screen.out.flush()?)
     }
 
@@ -287,7 +288,7 @@ impl<'a> Session<'a> {
         let out = &mut self.screen.out;
         for message in &self.model.messages {
             match message.role.as_str() {
-                "user" => writeln!(out, ">>> {}", message.content)?,
+                "user" => writeln!(out, ">>> {}", escape_control(&message.content))?,
                 "assistant" => {
                     let event = ChatEvent::Content(message.content.clone());
                     AnswerPrinter::new(true, false).event(&event, columns, out)?;
@@ -481,7 +482,7 @@ impl<'a> Session<'a> {
             writeln!(out, "  No additional parameters were specified for this model.")?;
         }
         for line in info.parameters.lines() {
-            writeln!(out, "  {line}")?;
+            writeln!(out, "  {}", escape_control(line))?;
         }
         writeln!(out)?;
         if !self.parameters.is_empty() {

@@ -7,6 +7,8 @@ use std::fmt::Write;
 
 use unicode_width::UnicodeWidthChar;
 
+use crate::format::is_unsafe;
+
 /// Columns left free at the right edge.
 const MARGIN: usize = 5;
 /// Narrowest terminal, in columns, for which text is wrapped.
@@ -24,12 +26,12 @@ pub(super) struct Wrapper {
 
 impl Wrapper {
     /// Returns the output for a piece of text on a terminal of `width` columns; `None` disables
-    /// wrapping. Control characters other than line breaks and tabs are dropped, because a model
-    /// must not control the terminal.
+    /// wrapping. Drops the characters of [`is_unsafe`], because a model must not control the
+    /// terminal.
     pub(super) fn push(&mut self, text: &str, width: Option<usize>) -> String {
         let width = width.filter(|&w| w >= MIN_WIDTH);
         let mut out = String::with_capacity(text.len());
-        for ch in text.chars().filter(|&ch| ch == '\n' || ch == '\t' || !ch.is_control()) {
+        for ch in text.chars().filter(|&ch| !is_unsafe(ch)) {
             match ch {
                 '\n' => {
                     out.push('\n');
@@ -167,6 +169,6 @@ mod tests {
 
     #[test]
     fn escape_sequences_of_the_model_do_not_reach_the_terminal() {
-        assert_eq!(wrap(80, &["a\x1b[2Jb\x07c\u{9b}d\re\tf"]), "a[2Jbcde\tf");
+        assert_eq!(wrap(80, &["a\x1b[2Jb\x07c\u{9b}d\re\tf\u{202e}g"]), "a[2Jbcde\tfg");
     }
 }

@@ -9,6 +9,7 @@ use puna_api::ollama::{
 };
 
 use crate::cli::{ListArgs, StoredArgs};
+use crate::format::escape_control;
 use crate::service::Service;
 use crate::{format, out};
 
@@ -117,7 +118,7 @@ fn running_table(list: &ProcessResponse) -> String {
 fn sandbox_lines(list: &ProcessResponse) -> String {
     let sandboxes: BTreeSet<&str> =
         list.models.iter().filter_map(|model| model.sandbox.as_deref()).collect();
-    sandboxes.iter().map(|sandbox| format!("sandbox: {sandbox}\n")).collect()
+    sandboxes.iter().map(|sandbox| format!("sandbox: {}\n", escape_control(sandbox))).collect()
 }
 
 fn processor(model: &RunningModel) -> String {
@@ -147,6 +148,9 @@ mod tests {
         let models = vec![model(one), model(None), model(one), model(Some("none"))];
         let text = running_table(&ProcessResponse { models });
         assert!(text.ends_with("\nsandbox: landlock, seccomp\nsandbox: none\n"), "{text}");
+        let models = vec![model(Some("\x1b]0;x\x07\u{2066}"))];
+        let text = running_table(&ProcessResponse { models });
+        assert!(text.ends_with("\nsandbox: \\u{1b}]0;x\\u{7}\\u{2066}\n"), "{text}");
         let models = vec![model(None)];
         assert!(!running_table(&ProcessResponse { models }).contains("sandbox"));
     }

@@ -16,7 +16,7 @@ pub fn choose_mirror() -> Result<String> {
     let configured = Config::from_env()?.registry_mirrors;
     let stdin = std::io::stdin();
     let mut asked = stdin.is_terminal().then(|| stdin.lock());
-    choose(found, &configured, asked.as_mut(), &mut std::io::stderr())
+    choose(found, &configured, asked.as_mut(), &mut crate::out::stderr())
 }
 
 /// Chooses a configured mirror, or a mirror that the user confirms. Without a terminal, no mirror

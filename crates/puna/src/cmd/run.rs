@@ -159,7 +159,7 @@ fn named_parameters(given: &[String]) -> Result<Map<String, Value>> {
             Ok(Some(value)) => {
                 parameters.insert(name.to_owned(), value);
             }
-            Ok(None) => writeln!(std::io::stderr(), "warning: parameter {name} is deprecated")?,
+            Ok(None) => out::note(format_args!("warning: parameter {name} is deprecated")),
             Err(error) => return Err(usage::error(format!("--parameter {name}: {error}"))),
         }
     }

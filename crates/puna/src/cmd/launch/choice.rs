@@ -93,7 +93,7 @@ fn pull_named(service: &Service, name: &str, asks: bool) -> Result<SelectedModel
         bail!("the model {name} is not stored: fetch it with `puna pull {name}`");
     }
     let question = format!("The model {name} is not stored. Pull it? [y/N] ");
-    let answer = ask(&question, &mut std::io::stdin().lock(), &mut std::io::stderr())?;
+    let answer = ask(&question, &mut std::io::stdin().lock(), &mut crate::out::stderr())?;
     if !matches!(answer.as_str(), "y" | "Y" | "yes") {
         bail!("the model {name} is not stored");
     }
@@ -132,7 +132,7 @@ fn offer_pull(service: &Service, title: &str, min: u64, asks: bool) -> Result<Se
         );
     }
     let text = format!("{}\n{}", sentence(&none), menu(memory, &fitting));
-    let answer = ask(&text, &mut std::io::stdin().lock(), &mut std::io::stderr())?;
+    let answer = ask(&text, &mut std::io::stdin().lock(), &mut crate::out::stderr())?;
     match parse_selection(&answer, &fitting) {
         Some(model) => pull_and_show(service, &model.name),
         None => bail!("{none}: name one with --model"),
