@@ -23,7 +23,8 @@ pub fn is_terminal_control(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// A text as one line of at most `max_chars` characters, without characters that control a terminal.
+/// A text as one line of at most `max_chars` characters, without [terminal
+/// controls](is_terminal_control).
 pub fn single_line(text: &str, max_chars: usize) -> String {
     let line = text.trim().replace(['\r', '\n', '\t'], " ");
     line.chars().filter(|c| !is_terminal_control(*c)).take(max_chars).collect()
