@@ -167,7 +167,7 @@ async fn run_app(
         true => {
             let (store, client) = (app.shared_store().clone(), app.registry().clone());
             let registry =
-                mirror::Registry::new(store, client, app.config(), authorizer.clone()).await?;
+                mirror::MirrorService::new(store, client, app.config(), authorizer.clone()).await?;
             app.serve_mirror(registry.clone());
             Some(registry)
         }

@@ -19,7 +19,7 @@ use tower::ServiceExt;
 use crate::app::App;
 use crate::auth::RouteRequirement;
 use crate::auth::authorizer::{AccessDenied, Authorizer};
-use crate::auth::owner::{ClientIdentity, Owners};
+use crate::auth::owner::{ClientIdentity, OwnerHasher};
 use crate::canonical::ApiError;
 use crate::config::TrustedProxies;
 use crate::config::origins::Origins;
@@ -32,7 +32,7 @@ use crate::http::peer::{host, is_local, peer, resolve_client_address};
 use crate::http::serve::{RequestHandler, exhausted_response};
 use crate::http::{CallerOutgoingAccess, Client, CompatibilityReport, Dialect, SchemaReport};
 use crate::metrics::ServerMetrics;
-use crate::mirror::Registry;
+use crate::mirror::MirrorService;
 use crate::routes::table::{Route, RouteMatch, RouteTable, with_decoded_path};
 use crate::util::panic_message::panic_message;
 
@@ -60,10 +60,10 @@ struct Inner {
     checks_hosts: bool,
     host_names: HostNames,
     authorizer: Arc<Authorizer>,
-    owners: Owners,
+    owners: OwnerHasher,
     trusted_proxies: TrustedProxies,
     body_budget: BodyBudget,
-    registry: Option<Registry>,
+    registry: Option<MirrorService>,
 }
 
 impl Middleware {
@@ -73,12 +73,12 @@ impl Middleware {
         routes: Vec<Route>,
         authorizer: Arc<Authorizer>,
         listen: SocketAddr,
-        registry: Option<Registry>,
+        registry: Option<MirrorService>,
     ) -> Self {
         let table = RouteTable::new(&routes);
         let metrics = app.metrics().clone();
         let config = app.config();
-        let owners = Owners::open(&config.keys, config.prefix_sharing);
+        let owners = OwnerHasher::open(&config.keys, config.prefix_sharing);
         let (origins, trusted_proxies) = (config.origins.clone(), config.trusted_proxies.clone());
         let host_names = HostNames::new(&machine_name(), &config.allowed_hosts);
         let router = routes
@@ -250,7 +250,7 @@ impl Middleware {
     }
 
     /// The mirror, if the path belongs to it.
-    fn registry(&self, path: &str) -> Option<&Registry> {
+    fn registry(&self, path: &str) -> Option<&MirrorService> {
         self.0.registry.as_ref().filter(|_| Mirror::is_registry_path(path))
     }
 
@@ -357,9 +357,9 @@ async fn catch_panic(
 
 /// Error response of a denied request in the route's dialect.
 fn denied(dialect: Dialect, refusal: AccessDenied) -> Response {
-    let AccessDenied { failure, retry_after, key } = refusal;
-    let status = failure.status;
-    let mut response = dialect.error(failure);
+    let AccessDenied { error, retry_after, key } = refusal;
+    let status = error.status;
+    let mut response = dialect.error(error);
     if let Some(seconds) = retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }

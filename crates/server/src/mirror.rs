@@ -43,7 +43,7 @@ pub fn is_public_key(word: &str) -> bool {
 
 /// The mirror with its access rules. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Registry {
+pub(crate) struct MirrorService {
     mirror: Mirror,
     authorizer: Arc<Authorizer>,
     host_names: Arc<HostNames>,
@@ -51,7 +51,7 @@ pub(crate) struct Registry {
     serves_store: bool,
 }
 
-impl Registry {
+impl MirrorService {
     /// Opens the mirror of a store or of object storage.
     ///
     /// # Errors
@@ -290,7 +290,7 @@ fn plain_text(status: StatusCode, text: &'static str) -> Response {
 
 /// A mirror that answers all requests of a listener.
 struct StandaloneMirror {
-    registry: Registry,
+    registry: MirrorService,
     /// Whether `Host` headers are checked, which is so on loopback addresses only.
     checks_hosts: bool,
     trusted_proxies: TrustedProxies,
@@ -347,7 +347,7 @@ pub async fn serve(
     let authorizer = Arc::new(Authorizer::new(&config.keys)?);
     let store = Arc::new(config.store()?);
     let client = puna_registry::Registry::new(registry_client_settings::settings(&config));
-    let registry = Registry::new(store, client, &config, authorizer).await?;
+    let registry = MirrorService::new(store, client, &config, authorizer).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let library = config.mirror.storage.as_ref().map(ToString::to_string);
     let library = library.unwrap_or_else(|| config.models.display().to_string());

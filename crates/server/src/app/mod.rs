@@ -50,7 +50,7 @@ struct Inner {
     remotes: Arc<Remotes>,
     shutdown_signal: ShutdownSignal,
     /// Serves `/v2` once the mirror is set up.
-    mirror: OnceLock<crate::mirror::Registry>,
+    mirror: OnceLock<crate::mirror::MirrorService>,
     /// Cached response of `GET /api/tags`.
     tags_cache: TagsCache,
     launcher: Arc<dyn Launcher>,
@@ -186,12 +186,12 @@ impl App {
     }
 
     /// The mirror that serves the routes `/v2` of this server.
-    pub(crate) fn mirror(&self) -> Option<&crate::mirror::Registry> {
+    pub(crate) fn mirror(&self) -> Option<&crate::mirror::MirrorService> {
         self.0.mirror.get()
     }
 
     /// Sets the mirror that serves `/v2`. Only the first call has an effect.
-    pub(crate) fn serve_mirror(&self, registry: crate::mirror::Registry) {
+    pub(crate) fn serve_mirror(&self, registry: crate::mirror::MirrorService) {
         let _ = self.0.mirror.set(registry);
     }
 

@@ -55,7 +55,7 @@ pub(crate) struct Authorization {
 /// Denied access, with an optional `Retry-After` in seconds.
 #[derive(Debug)]
 pub struct AccessDenied {
-    pub failure: ApiError,
+    pub error: ApiError,
     pub retry_after: Option<u64>,
     /// Name of the API key, if the request has a valid one.
     pub key: Option<String>,
@@ -246,7 +246,7 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
 }
 
 fn denied(status: u16, message: impl Into<String>) -> AccessDenied {
-    AccessDenied { failure: ApiError::new(status, message), retry_after: None, key: None }
+    AccessDenied { error: ApiError::new(status, message), retry_after: None, key: None }
 }
 
 fn limit_error(key: &Key, limit: &LimitExceeded) -> RateLimit {

@@ -39,12 +39,12 @@ impl ClientIdentity {
 }
 
 /// Computes owners and cache namespaces of clients.
-pub(crate) struct Owners {
+pub(crate) struct OwnerHasher {
     secret: hmac::Key,
     sharing: PrefixSharing,
 }
 
-impl Owners {
+impl OwnerHasher {
     /// Reads the secret beside the key file, or creates it. Without a writable folder it is random
     /// until the server stops; a later server does not find stored responses of earlier ones.
     pub(crate) fn open(key_file: &Path, sharing: PrefixSharing) -> Self {
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn owners_are_keys_and_addresses_and_this_machine_is_one() {
         let folder = tempfile::tempdir().unwrap();
-        let owners = Owners::open(&folder.path().join("keys.toml"), PrefixSharing::Key);
+        let owners = OwnerHasher::open(&folder.path().join("keys.toml"), PrefixSharing::Key);
         let all = [
             key("a", None),
             key("b", Some("team")),
@@ -180,9 +180,9 @@ mod tests {
     #[test]
     fn sharing_joins_prefixes_of_a_group_or_of_all_but_no_stored_responses() {
         let folder = tempfile::tempdir().unwrap();
-        let of = |sharing| Owners::open(&folder.path().join("keys.toml"), sharing);
+        let of = |sharing| OwnerHasher::open(&folder.path().join("keys.toml"), sharing);
         let (a, b, c) = (key("a", Some("team")), key("b", Some("team")), key("c", None));
-        let namespaces = |owners: &Owners| [&a, &b, &c].map(|p| owners.cache_namespace(p));
+        let namespaces = |owners: &OwnerHasher| [&a, &b, &c].map(|p| owners.cache_namespace(p));
         let [a1, b1, c1] = namespaces(&of(PrefixSharing::Group));
         assert!(a1 == b1 && b1 != c1);
         let [a2, b2, c2] = namespaces(&of(PrefixSharing::All));
@@ -202,7 +202,8 @@ mod tests {
     fn the_secret_outlives_a_restart_and_is_readable_by_its_owner_only() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("new").join("keys.toml");
-        let owner = |file: &Path| Owners::open(file, PrefixSharing::Key).owner(&key("a", None));
+        let owner =
+            |file: &Path| OwnerHasher::open(file, PrefixSharing::Key).owner(&key("a", None));
         assert_eq!(owner(&file), owner(&file));
         let secret = file.with_file_name(SECRET_FILE);
         #[cfg(unix)]

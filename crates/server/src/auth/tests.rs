@@ -28,7 +28,7 @@ fn requirement(path: &str) -> RouteRequirement {
 fn status(authorizer: &Authorizer, path: &str, headers: &HeaderMap, from: &str) -> u16 {
     authorizer
         .authorize(requirement(path), headers, from == HERE)
-        .map_or_else(|refusal| refusal.failure.status, |_| 200)
+        .map_or_else(|refusal| refusal.error.status, |_| 200)
 }
 
 #[test]
@@ -210,8 +210,8 @@ fn with_keys_every_request_needs_a_valid_one() {
     let refused =
         authorizer.authorize(requirement("/api/pull"), &bearer(&secrets[0]), true).unwrap_err();
     assert!(
-        refused.failure.message.contains("\"inference\"")
-            && refused.failure.message.contains("scope models")
+        refused.error.message.contains("\"inference\"")
+            && refused.error.message.contains("scope models")
     );
 }
 
@@ -280,12 +280,8 @@ fn an_exceeded_limit_has_a_retry_after() {
     let authorize = || authorizer.authorize(requirement("/api/chat"), &bearer(&secret), true);
     let first = authorize().unwrap();
     let refused = authorize().unwrap_err();
-    assert_eq!((refused.failure.status, refused.retry_after), (429, Some(1)));
-    assert!(
-        refused.failure.message.contains("1 concurrent requests"),
-        "{}",
-        refused.failure.message
-    );
+    assert_eq!((refused.error.status, refused.retry_after), (429, Some(1)));
+    assert!(refused.error.message.contains("1 concurrent requests"), "{}", refused.error.message);
     drop(first);
     assert!(authorize().unwrap().client.is_some());
 }

@@ -12,7 +12,7 @@ use puna_store::{
 };
 
 use crate::auth::caller::Caller;
-use crate::mirror::Registry;
+use crate::mirror::MirrorService;
 use crate::models::blob_access::UploadedBlobs;
 
 /// Admits models of a caller with namespaces within their quotas. Uploads that no model has count
@@ -28,7 +28,7 @@ pub(crate) struct QuotaAdmission {
 impl QuotaAdmission {
     /// The admission for a caller; `None` if no quota applies to it.
     pub(crate) fn of(
-        mirror: Option<&Registry>,
+        mirror: Option<&MirrorService>,
         uploads: &UploadedBlobs,
         store: &Arc<Store>,
         caller: &Caller,
@@ -72,11 +72,11 @@ fn not_admitted(error: MirrorError) -> StoreError {
 /// # Errors
 /// The store cannot be read.
 pub(crate) async fn free_quotas(
-    mirror: Option<&Registry>,
+    mirror: Option<&MirrorService>,
     caller: &Caller,
 ) -> Result<Vec<FreeQuota>, StoreError> {
     let mut all = Vec::new();
-    let Some(mirror) = mirror.and_then(Registry::of_store) else { return Ok(all) };
+    let Some(mirror) = mirror.and_then(MirrorService::of_store) else { return Ok(all) };
     for pattern in caller.namespaces().iter() {
         let free = mirror.free_quota(pattern.trim_end_matches('*')).await;
         match free.map_err(not_admitted)? {

@@ -37,7 +37,7 @@ use crate::app::App;
 use crate::auth::authorizer::Authorizer;
 use crate::config::Config;
 use crate::middleware::Middleware;
-use crate::mirror::Registry;
+use crate::mirror::MirrorService;
 use crate::routes;
 use crate::runner::launch::Launcher;
 use crate::runner::tests::{Fake, FakeLauncher};
@@ -103,7 +103,7 @@ impl TestApp {
         Self { app, authorizer, fake, models }
     }
 
-    fn serve(self, registry: Option<Registry>) -> TestServer {
+    fn serve(self, registry: Option<MirrorService>) -> TestServer {
         let Self { app, authorizer, fake, models } = self;
         let listen = ([127, 0, 0, 1], 11434).into();
         let middleware = Middleware::new(app, routes::all(), authorizer, listen, registry);
@@ -134,7 +134,7 @@ impl TestServer {
         let (store, config) = (test.app.shared_store().clone(), test.app.config());
         let client =
             puna_registry::Registry::new(crate::models::registry_client_settings::settings(config));
-        let registry = Registry::new(store, client, config, test.authorizer.clone());
+        let registry = MirrorService::new(store, client, config, test.authorizer.clone());
         let registry = registry.await.unwrap();
         test.serve(Some(registry))
     }
