@@ -7,10 +7,12 @@
 
 use std::time::Duration;
 
+use puna_registry::single_line;
 use reqwest::Response;
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
+use super::remote_error::MAX_SHOWN_ERROR_CHARS;
 use crate::canonical::ApiError;
 
 /// Largest line, or response in one piece, in bytes.
@@ -167,7 +169,7 @@ impl ResponseLines {
                     }
                     other => {
                         self.add_idle_bytes(data.len());
-                        return other.map(Some).map_err(|error| invalid_json(&error));
+                        return other.map(Some).map_err(|error| invalid_response(&error));
                     }
                 }
             }
@@ -214,10 +216,12 @@ pub(super) fn connection_error(error: &reqwest::Error) -> ApiError {
 }
 
 fn parse_json(bytes: &[u8]) -> Result<Value, ApiError> {
-    serde_json::from_slice(bytes).map_err(|error| invalid_json(&error))
+    serde_json::from_slice(bytes).map_err(|error| invalid_response(&error))
 }
 
-fn invalid_json(error: &serde_json::Error) -> ApiError {
+/// Error for a response that does not follow the API. The message may quote the response.
+pub(super) fn invalid_response(error: &serde_json::Error) -> ApiError {
+    let error = single_line(&error.to_string(), MAX_SHOWN_ERROR_CHARS);
     ApiError::new(502, format!("invalid response from the remote server: {error}"))
 }
 

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;
 
 use super::conversation::{conversation, unsupported};
+use super::lines::invalid_response;
 use super::openai::check_vectors;
 use super::remote_error::RemoteError;
 use super::upstream::RemoteResponse;
@@ -124,8 +125,7 @@ pub(super) async fn read(
         if let Some(error) = RemoteError::of(&line) {
             return Err(answer.failure(&error));
         }
-        let wrong =
-            |error| ApiError::new(502, format!("invalid response from the remote server: {error}"));
+        let wrong = |error| invalid_response(&error);
         let line = match line.get("message").is_some() {
             true => serde_json::from_value::<ChatResponse>(line).map_err(wrong)?,
             false => to_chat_response(serde_json::from_value(line).map_err(wrong)?),
@@ -225,9 +225,8 @@ pub(super) fn embedding(embed: &EmbedTask, model: &str) -> Result<(&'static str,
 /// Reads the response to a request for embeddings.
 pub(super) async fn vectors(answer: RemoteResponse, count: usize) -> Result<EmbedResult, ApiError> {
     let body = answer.lines.into_json().await?;
-    let body: EmbedResponse = serde_json::from_value(body).map_err(|error| {
-        ApiError::new(502, format!("invalid response from the remote server: {error}"))
-    })?;
+    let body: EmbedResponse =
+        serde_json::from_value(body).map_err(|error| invalid_response(&error))?;
     let mut vectors = body.embeddings;
     vectors.resize(count, Vec::new());
     check_vectors(EmbedResult { vectors, tokens: body.prompt_eval_count, cut: Vec::new() })

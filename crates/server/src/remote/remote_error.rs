@@ -4,6 +4,9 @@ use serde_json::Value;
 
 use crate::canonical::ApiError;
 
+/// Largest number of characters of a remote server's error that a message shows.
+pub(super) const MAX_SHOWN_ERROR_CHARS: usize = 2000;
+
 /// An error that a remote server reports.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct RemoteError {

@@ -14,15 +14,12 @@ use tokio::time::timeout;
 use super::client::Remotes;
 use super::hosts::{Host, Protocol, check_loop, server_id};
 use super::lines::{ResponseLines, connection_error};
-use super::remote_error::RemoteError;
+use super::remote_error::{MAX_SHOWN_ERROR_CHARS, RemoteError};
 use crate::canonical::ApiError;
 use crate::http::VIA_HEADER;
 
 /// Time for which a host that could not be reached is tried after all others.
 const UNREACHABLE_DELAY: Duration = Duration::from_secs(10);
-
-/// Largest number of characters of a remote server's error that a message shows.
-const MAX_SHOWN_ERROR_CHARS: usize = 2000;
 
 /// Largest number of bytes of a remote server's error that are read.
 const MAX_ERROR_BYTES: usize = 64 << 10;
