@@ -39,7 +39,9 @@ pub use evaluator::{Evaluator, Outputs, SequenceInput};
 pub use kv::PAGE_TOKENS;
 pub use memory_plan::{check_draft, check_model, plan_memory, plan_memory_with_draft};
 pub use puna_graph::AdapterScales;
-pub use puna_models::{Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion};
+pub use puna_models::{
+    Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion, is_supported_architecture,
+};
 pub use request::{
     AnswerStage, CacheNamespace, Diffusion, Event, FinishReason, GenerationStats, Piece,
     PromptToken, PublicPrefix, Request, RequestId, Sink,

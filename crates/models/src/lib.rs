@@ -42,5 +42,5 @@ pub use companion::{DraftBlock, DraftCache, DraftMethod, TransitionHead};
 pub use error::ModelError;
 pub use model::{
     Model, Pooling, StepKind, check_architecture, check_companion, is_companion,
-    known_architectures, known_companions,
+    is_supported_architecture, known_architectures, known_companions,
 };

@@ -313,6 +313,14 @@ pub fn known_companions() -> Vec<&'static str> {
     arch::COMPANIONS.iter().map(|entry| entry.name).collect()
 }
 
+/// Whether this version may load files with this `general.architecture`. Only loading decides for
+/// files in a layout that a view translates.
+pub fn is_supported_architecture(name: &str) -> bool {
+    arch::ARCHITECTURES.iter().any(|entry| entry.name == name)
+        || companion_named(name).is_some()
+        || View::may_translate(name)
+}
+
 /// Checks that this version knows the architecture of a file.
 ///
 /// # Errors

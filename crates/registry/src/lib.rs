@@ -164,6 +164,14 @@ impl Registry {
         client::http::client_for_host(&self.0.settings, host)
     }
 
+    /// Checks the address of a registry, such as that of a mirror in a request.
+    ///
+    /// # Errors
+    /// [`SetupProblem::Address`].
+    pub fn check_address(&self, address: &str) -> Result<(), RegistryError> {
+        Endpoint::parse(self.settings(), address, false).map(drop)
+    }
+
     /// The rate limits of an operation: its own and the global one.
     pub(crate) fn rate_limits(&self, options: &Options) -> Vec<Arc<RateLimit>> {
         let own = options.limit_rate.map(|rate| Arc::new(RateLimit::new(rate)));

@@ -61,8 +61,11 @@ pub enum StoreError {
     BlobSize { digest: Digest, expected: u64, found: u64 },
     #[error("{}: bad manifest: {reason}", path.display())]
     Manifest { path: PathBuf, reason: String },
-    #[error("{what} of {name}: {reason}")]
-    Layer { name: String, what: &'static str, reason: String },
+    #[error(
+        "cannot use {name}: its {what} layer {} is invalid: {reason}; pull or create the model again",
+        .digest.short()
+    )]
+    Layer { name: String, what: &'static str, digest: Digest, reason: String },
     #[error(
         "{} is unknown and may need any blob: move it out of the folder of models, or update this program",
         path.display()
@@ -83,7 +86,7 @@ pub enum StoreError {
          pull or create it in GGUF"
     )]
     NotRunnable { name: String, runner: String, format: String },
-    #[error("the model {0} has no weights")]
+    #[error("cannot use {0}: its manifest has no model layer; pull or create the model again")]
     NoWeights(String),
     #[error("bad remote: {0}")]
     BadRemote(String),
@@ -236,6 +239,8 @@ impl StoreError {
                 | PathNotRelative
                 | NothingToConvert
                 | UnknownFiles { .. }
+                | Layer { .. }
+                | NoWeights(_)
                 | NotGguf
                 | NotGgufFile { .. }
                 | NoTensors { .. }

@@ -1,10 +1,10 @@
 //! A model with everything that is needed to run and show it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use puna_gguf::Gguf;
+use puna_gguf::{Gguf, GgufError};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -120,7 +120,7 @@ impl Store {
         let manifest = &entry.manifest;
         let config: Config = match &manifest.config {
             Some(layer) => parse_object(&reader.bytes(layer)?)
-                .map_err(|reason| reader.error("the config", reason))?,
+                .map_err(|reason| reader.error(layer, "config", reason))?,
             None => Config::default(),
         };
         let (weights, gguf_info, weights_digest, parent) = if config.remote_host.is_empty() {
@@ -137,7 +137,7 @@ impl Store {
         let template = manifest.last(media::TEMPLATE).or(manifest.last(media::PROMPT));
         let projector_info = manifest
             .all(media::PROJECTOR)
-            .map(|layer| self.gguf_info_cache.read(&layer.digest, &self.layer_path(layer)?))
+            .map(|layer| reader.gguf_info(layer, "projector", &self.layer_path(layer)?))
             .collect::<Result<_, _>>()?;
         Ok(Model {
             name: entry.name.clone(),
@@ -151,16 +151,13 @@ impl Store {
             adapters: paths(media::ADAPTER)?,
             projectors: paths(media::PROJECTOR)?,
             draft: manifest.last(media::DRAFT).map(|l| self.layer_path(l)).transpose()?,
-            template: template.map(|l| reader.text(l, "the template")).transpose()?,
-            system: manifest
-                .last(media::SYSTEM)
-                .map(|l| reader.text(l, "the system message"))
-                .transpose()?,
-            params: reader.json_or_default(media::PARAMS, "the parameters")?,
-            messages: reader.json_or_default(media::MESSAGES, "the messages")?,
+            template: template.map(|l| reader.text(l, "template")).transpose()?,
+            system: manifest.last(media::SYSTEM).map(|l| reader.text(l, "system")).transpose()?,
+            params: reader.json_or_default(media::PARAMS, "params")?,
+            messages: reader.json_or_default(media::MESSAGES, "messages")?,
             licenses: manifest
                 .all(media::LICENSE)
-                .map(|l| reader.text(l, "a licence"))
+                .map(|l| reader.text(l, "license"))
                 .collect::<Result<_, _>>()?,
             config,
             parent,
@@ -204,13 +201,13 @@ impl LayerReader<'_> {
         }
     }
 
-    fn error(&self, what: &'static str, reason: String) -> StoreError {
-        StoreError::Layer { name: self.entry.name.to_string(), what, reason }
+    fn error(&self, layer: &Layer, what: &'static str, reason: String) -> StoreError {
+        StoreError::Layer { name: self.entry.name.to_string(), what, digest: layer.digest, reason }
     }
 
     fn text(&self, layer: &Layer, what: &'static str) -> Result<String, StoreError> {
         String::from_utf8(self.bytes(layer)?)
-            .map_err(|e| self.error(what, format!("not UTF-8: {e}")))
+            .map_err(|e| self.error(layer, what, format!("not UTF-8: {e}")))
     }
 
     fn json<T: DeserializeOwned>(
@@ -218,7 +215,8 @@ impl LayerReader<'_> {
         layer: &Layer,
         what: &'static str,
     ) -> Result<T, StoreError> {
-        serde_json::from_slice(&self.bytes(layer)?).map_err(|e| self.error(what, e.to_string()))
+        serde_json::from_slice(&self.bytes(layer)?)
+            .map_err(|e| self.error(layer, what, format!("not the expected JSON: {e}")))
     }
 
     /// The last layer of a type; `null` counts as an absent layer.
@@ -244,9 +242,36 @@ impl LayerReader<'_> {
         // A link points to a file with its own name, which identifies the parts of a split model.
         let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
         let path = if is_link { path.canonicalize().unwrap_or(path) } else { path };
-        let info = self.store.gguf_info_cache.read(&layer.digest, &path)?;
+        let info = self.gguf_info(layer, "model", &path)?;
         Ok((Weights::File(path), info))
     }
+
+    /// Properties of a layer's GGUF file. The error of an invalid file goes to clients of the
+    /// server, so it names the layer. The path is only logged.
+    fn gguf_info(
+        &self,
+        layer: &Layer,
+        what: &'static str,
+        path: &Path,
+    ) -> Result<Arc<GgufInfo>, StoreError> {
+        match self.store.gguf_info_cache.read(&layer.digest, path) {
+            Err(StoreError::GgufFile { file, error })
+                if !matches!(error, GgufError::Io { .. } | GgufError::FileChanged { .. }) =>
+            {
+                tracing::info!(model = %self.entry.name, file, %error, "invalid GGUF file");
+                Err(self.error(layer, what, without_folder(&error.to_string(), path)))
+            }
+            info => info,
+        }
+    }
+}
+
+/// Removes the folder of `path` from a message. File names remain.
+fn without_folder(message: &str, path: &Path) -> String {
+    let folder = path.parent().map(|folder| format!("{}/", folder.display()));
+    folder
+        .filter(|folder| folder != "/")
+        .map_or_else(|| message.to_owned(), |folder| message.replace(&folder, ""))
 }
 
 impl Model {

@@ -80,6 +80,11 @@ impl View {
         }
     }
 
+    /// Whether a view may translate files with this `general.architecture`.
+    pub fn may_translate(architecture: &str) -> bool {
+        layouts::has_architecture(architecture)
+    }
+
     /// Presents the file unchanged, in any layout.
     pub fn untranslated(gguf: Arc<Gguf>) -> View {
         let builder = ViewBuilder::new(&gguf);

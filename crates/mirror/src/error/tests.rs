@@ -266,7 +266,7 @@ fn internal_errors_are_not_shown_to_clients() {
     check(
         secret.clone(),
         failed,
-        "internal error: cannot set up connections: \"/home/me\" is not an address of a registry",
+        "internal error: cannot set up connections: \"/home/me\" is not the address of a registry: use HOST, HOST:PORT or a URL such as https://registry.example.com:5000",
     );
     let public = MirrorError::from(secret).public_message();
     assert_eq!(public, "internal error of this registry: its log has the reason");

@@ -229,6 +229,18 @@ impl RegistryError {
         }
     }
 
+    /// What needs how many bytes, if the disk has no space for it.
+    pub fn missing_space(&self) -> Option<(&str, u64)> {
+        match self {
+            Self::NoSpace { what, needed, .. } => Some((what, *needed)),
+            Self::PullManifest(error)
+            | Self::RetriesExceeded(error)
+            | Self::Child { error, .. }
+            | Self::AfterMirrors { error, .. } => error.missing_space(),
+            _ => None,
+        }
+    }
+
     /// Whether the cause is on this machine, so that other endpoints cannot help.
     pub fn is_local(&self) -> bool {
         match self {

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 // The message of a variant documents it and its fields.
 #[allow(missing_docs)]
 pub enum SetupProblem {
-    #[error("{address:?} is not an address of a registry")]
+    #[error(
+        "{address:?} is not the address of a registry: use HOST, HOST:PORT or a URL such as https://registry.example.com:5000"
+    )]
     Address { address: String },
     #[error("cannot read the certificates {}: {reason}", .path.display())]
     Certificates { path: PathBuf, reason: String },

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use puna_api::KeepAlive;
+use puna_gguf::escape_for_display;
 use puna_store::Model;
 
 use super::running_task::{EventSource, RunningTask};
@@ -48,6 +49,23 @@ impl App {
         }
     }
 
+    /// Rejects a model of an unknown architecture without starting a runner. The log names each
+    /// model once.
+    fn check_architecture(&self, model: &Model) -> Result<(), ApiError> {
+        let architecture = &model.gguf_info.architecture;
+        if puna_engine::is_supported_architecture(architecture) {
+            return Ok(());
+        }
+        if self.unsupported_models().insert(&model.weights_digest) {
+            tracing::warn!(model = %model.name, architecture, "this version does not support the architecture of the model");
+        }
+        Err(ApiError::bad_request(format!(
+            "cannot run {}: this version does not support its architecture {}; update Puna, or use another model",
+            model.name,
+            escape_for_display(architecture.as_bytes())
+        )))
+    }
+
     /// Waits until a model is in memory for a client. `num_ctx` limits the context of the request,
     /// in tokens.
     pub(crate) async fn load(
@@ -71,6 +89,7 @@ impl App {
                 metrics,
             });
         }
+        self.check_architecture(model)?;
         if let Some(mirror) = self.mirror() {
             mirror.record_use(&model.name);
         }

@@ -30,6 +30,7 @@ use crate::models::blob_access::UploadedBlobs;
 use crate::models::manager::{ModelManager, RunnerTimeouts};
 use crate::models::memory_plans::MemoryPlans;
 use crate::models::names::Name;
+use crate::models::unsupported::UnsupportedModels;
 use crate::models::{cleanup, memory, registry_client_settings};
 use crate::remote::Remotes;
 use crate::runner::launch::Launcher;
@@ -57,6 +58,7 @@ struct Inner {
     /// Memory plans of stored models, made without loading them.
     plans: MemoryPlans,
     uploaded_blobs: UploadedBlobs,
+    unsupported_models: UnsupportedModels,
 }
 
 /// Cached response that lists all models. It is valid while the store returns the same list.
@@ -125,6 +127,7 @@ impl App {
             launcher,
             plans,
             uploaded_blobs,
+            unsupported_models: UnsupportedModels::default(),
         })))
     }
 
@@ -160,6 +163,11 @@ impl App {
     /// Blobs that limited callers have uploaded.
     pub(crate) fn uploaded_blobs(&self) -> &UploadedBlobs {
         &self.0.uploaded_blobs
+    }
+
+    /// Models of unknown architectures that the log has named.
+    pub(crate) fn unsupported_models(&self) -> &UnsupportedModels {
+        &self.0.unsupported_models
     }
 
     /// Memory plans of stored models.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use puna_store::{Model, Weights};
+use puna_store::{Model, ModelRef, Weights};
 
 use super::{App, weights};
 use crate::canonical::{ApiError, RunOptions};
@@ -118,6 +118,8 @@ impl App {
                 SpeculateSetting::MODES
             )
         };
+        ModelRef::parse(name)
+            .map_err(|error| ApiError::bad_request(format!("draft model: {error}")))?;
         let found = self.find(&Name::parse_runnable(name)?, missing).await?;
         if found.gguf_info.pooling.is_some() {
             let reason = format!("'{name}' cannot be a draft model: it is an embedding model");

@@ -100,6 +100,8 @@ pub struct RunnerExit {
     pub reason: String,
     /// Whether memory was insufficient.
     pub out_of_memory: bool,
+    /// Whether the files of the model are at fault: no other attempt to load them succeeds.
+    pub is_invalid_model: bool,
 }
 
 /// Planned memory of a runner in bytes.

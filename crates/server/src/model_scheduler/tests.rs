@@ -114,7 +114,7 @@ fn start(run: RunnerId, model: &str) -> Action {
 }
 
 fn oom() -> RunnerExit {
-    RunnerExit { reason: "out of memory".into(), out_of_memory: true }
+    RunnerExit { reason: "out of memory".into(), out_of_memory: true, ..RunnerExit::default() }
 }
 
 #[test]
@@ -393,7 +393,7 @@ fn a_failed_load_is_the_error_of_the_request_that_caused_it() {
     let mut b = Fixture::new(3, 512);
     b.request(1, "bad");
     b.request(2, "good");
-    let exit = RunnerExit { reason: "unknown architecture".into(), out_of_memory: false };
+    let exit = RunnerExit { reason: "unknown architecture".into(), ..RunnerExit::default() };
     let refused = Action::Refuse(1, Refusal::LoadFailed(exit.clone()));
     assert_eq!(b.event(Event::Exited(1, exit)), [refused, start(2, "good")]);
 }
@@ -419,7 +419,7 @@ fn other_failures_are_not_tried_again() {
     b.load(1, GB);
     b.finish(1);
     b.request(2, "b");
-    let exit = RunnerExit { reason: "signal: 11".into(), out_of_memory: false };
+    let exit = RunnerExit { reason: "signal: 11".into(), ..RunnerExit::default() };
     assert_eq!(
         b.event(Event::Exited(2, exit.clone())),
         [Action::Refuse(2, Refusal::LoadFailed(exit))]

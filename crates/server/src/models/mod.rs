@@ -5,6 +5,7 @@
 //!   need, and `context_window` the windows that follow from both;
 //! - [`names`] parses model names of requests;
 //! - [`registry`] has the settings of the registry client;
+//! - [`unsupported`] remembers which models of unknown architectures the log has named;
 //! - [`cleanup`] removes the remains of interrupted work from the store.
 
 pub(crate) mod blob_access;
@@ -16,3 +17,4 @@ pub(crate) mod memory_plans;
 pub(crate) mod names;
 pub(crate) mod quota;
 pub(crate) mod registry_client_settings;
+pub(crate) mod unsupported;

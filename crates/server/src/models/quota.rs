@@ -80,11 +80,17 @@ pub(crate) async fn free_quotas(
     for pattern in caller.namespaces().iter() {
         let free = mirror.free_quota(pattern.trim_end_matches('*')).await;
         match free.map_err(not_admitted)? {
-            Some(free) => all.push(free),
+            // Messages name the pattern that the caller knows from its key.
+            Some(free) => all.push(FreeQuota { namespace: pattern.clone(), ..free }),
             None => return Ok(Vec::new()),
         }
     }
     Ok(all)
+}
+
+/// A number of objects in words.
+fn objects(count: u64) -> String {
+    if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
 }
 
 /// Space of a caller's namespaces for further uploads. An upload must fit into one of them.
@@ -119,13 +125,13 @@ impl UploadQuota {
         }
         let names: Vec<&str> = self.free.iter().map(|(name, _)| name.as_str()).collect();
         let left = self.free.iter().map(|(name, free)| {
-            format!("{name} has {} bytes and {} objects left", free.bytes, free.objects)
+            format!("{name} has {} bytes and {} left", free.bytes, objects(free.objects))
         });
         Err(StoreError::NotAdmitted(format!(
-            "quota of namespace {} exceeded: the upload needs {} bytes and {} objects, but {}; create the models of earlier uploads, remove models, or have the quota raised",
+            "quota of namespace {} exceeded: the upload needs {} bytes and {}, but {}; create the models of earlier uploads, remove models, or have the quota raised",
             names.join(", "),
             asked.bytes,
-            asked.objects,
+            objects(asked.objects),
             left.collect::<Vec<_>>().join(", ")
         )))
     }

@@ -44,7 +44,10 @@ pub(super) async fn verify(
             Caller::current().check_server()?;
             None
         }
-        given => Some(changed_reference(given, REMOTE_UNAVAILABLE)?.name),
+        given => {
+            ModelRef::parse(given).map_err(|error| ApiError::bad_request(error.to_string()))?;
+            Some(changed_reference(given, REMOTE_UNAVAILABLE)?.name)
+        }
     };
     let last_only = request.stream == Some(false);
     let repair = request.repair.then_some(Repair { insecure: request.insecure, access });

@@ -483,7 +483,7 @@ impl Reader {
         };
         let ended = ended.unwrap_or_else(|e| RunnerExit {
             reason: format!("cannot read its exit status: {e}"),
-            out_of_memory: false,
+            ..RunnerExit::default()
         });
         let mut exit = match (self.failed, failure_reason) {
             (Some(failed), _) => failed,
@@ -524,8 +524,8 @@ impl Reader {
                 lock(&self.connection.0.heartbeat).memory = loaded.memory;
                 on_event(RunnerEvent::Loaded(loaded));
             }
-            RunnerResponse::Failed { message, out_of_memory } => {
-                self.failed = Some(RunnerExit { reason: message, out_of_memory });
+            RunnerResponse::Failed { message, out_of_memory, is_invalid_model } => {
+                self.failed = Some(RunnerExit { reason: message, out_of_memory, is_invalid_model });
             }
             RunnerResponse::Event(id, event) => self.connection.deliver(id, event),
             RunnerResponse::Heartbeat(heartbeat) => {

@@ -57,7 +57,7 @@ impl Loader for RefusingLoader {
     }
 
     fn load(&self, _: &LoadSpec) -> Result<Box<dyn RunnerModel>, LoadError> {
-        Err(LoadError { message: "no model".into(), out_of_memory: false })
+        Err(LoadError { message: "no model".into(), ..LoadError::default() })
     }
 }
 
@@ -79,7 +79,7 @@ fn play_to_server(data: &[u8]) -> (RunnerExit, [Vec<Event>; 2]) {
     runtime.expect("a runtime").block_on(async {
         let (stream, mut runner) = tokio::net::UnixStream::pair().expect("a pair of sockets");
         let (kill, _killed) = oneshot::channel();
-        let exit = RunnerExit { reason: "end of the input".into(), out_of_memory: false };
+        let exit = RunnerExit { reason: "end of the input".into(), ..RunnerExit::default() };
         let exit = Box::pin(std::future::ready(exit));
         let (to, mut events) = mpsc::unbounded_channel();
         let connection = RunnerConnection::new(
@@ -171,7 +171,11 @@ mod tests {
             RunnerResponse::Event(1, Event::CallEnd { index: 0, outcome }),
             RunnerResponse::Event(2, Event::Thinking(piece())),
             RunnerResponse::Event(2, Event::Error(ApiError::internal("x"))),
-            RunnerResponse::Failed { message: "no".into(), out_of_memory: true },
+            RunnerResponse::Failed {
+                message: "no".into(),
+                out_of_memory: true,
+                is_invalid_model: false,
+            },
         ]
     }
 
@@ -241,7 +245,8 @@ mod tests {
     #[test]
     fn long_reasons_of_a_runner_are_cut_off() {
         let message = "x".repeat(10 * MAX_REASON_CHARS);
-        let failed = RunnerResponse::Failed { message, out_of_memory: false };
+        let failed =
+            RunnerResponse::Failed { message, out_of_memory: false, is_invalid_model: true };
         let (exit, _) = play_to_server(&encode_message(&failed).unwrap());
         assert_eq!(exit.reason, "x".repeat(MAX_REASON_CHARS));
         let unknown = format!("{{\"{}\":1}}", "é".repeat(10 * MAX_REASON_CHARS));

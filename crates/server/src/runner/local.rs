@@ -10,7 +10,7 @@ use puna_engine::{
     Adapter, DraftModel, Engine, EngineError, EngineOptions, ModelError, PAGE_TOKENS, Pooling,
     Request, Sink, plan_memory, plan_memory_with_draft,
 };
-use puna_gguf::{Gguf, View};
+use puna_gguf::{Gguf, GgufError, View};
 use puna_graph::{BackendError, KvType};
 use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
@@ -176,10 +176,11 @@ fn open_draft_model(draft: &DraftModelSpec, config: &Config) -> Result<DraftMode
 
 /// Adds the name of the draft model to its error.
 fn name_draft_in_error(draft: &DraftModelSpec, error: LoadError) -> LoadError {
-    LoadError {
-        message: format!("{} cannot be a draft model: {}", draft.name, error.message),
-        ..error
-    }
+    let digest = draft.weights.as_ref().and_then(|path| path.file_name()?.to_str());
+    let digest = digest.and_then(|name| name.strip_prefix("sha256-")?.get(..12));
+    let layer = digest.map_or_else(String::new, |digest| format!(" (layer {digest})"));
+    let message = format!("{}{layer} cannot be a draft model: {}", draft.name, error.message);
+    LoadError { message, ..error }
 }
 
 /// Converts the error of a model with its draft model. Checks the draft model alone to find out
@@ -265,14 +266,18 @@ fn open_view(weights: Option<&Path>) -> Result<View, LoadError> {
         Some(path) => Gguf::open(path),
         None => Gguf::from_bytes(embedded::weights()),
     };
-    View::new(Arc::new(gguf.map_err(load_error)?)).map_err(load_error)
+    let gguf = gguf.map_err(|error| file_error(&error))?;
+    View::new(Arc::new(gguf)).map_err(|error| file_error(&error))
 }
 
 /// Opens the adapter at a path. Its name is `general.name` with the file name, or the file name
 /// alone.
 fn open_adapter(path: &Path) -> Result<Adapter, LoadError> {
     let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    let gguf = Gguf::open(path).map_err(|error| load_error(format!("adapter {file}: {error}")))?;
+    let gguf = Gguf::open(path).map_err(|error| LoadError {
+        message: format!("adapter {file}: {error}"),
+        ..file_error(&error)
+    })?;
     let name =
         gguf.metadata().opt_str("general.name").ok().flatten().filter(|name| !name.is_empty());
     let name = name.map_or_else(|| file.clone(), |name| format!("{name:?} ({file})"));
@@ -289,7 +294,7 @@ fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
                 message: format!(
                     "OLLAMA_KV_CACHE_TYPE is {given:?}, which is not supported: use one of {known}"
                 ),
-                out_of_memory: false,
+                ..LoadError::default()
             }
         },
     )?;
@@ -312,13 +317,38 @@ fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
 /// be unloaded.
 fn engine_error(error: EngineError) -> LoadError {
     let out_of_memory = matches!(error, EngineError::Backend(BackendError::OutOfMemory { .. }));
+    let is_invalid_model = match &error {
+        EngineError::Model(ModelError::Gguf(error)) => is_invalid_file(error),
+        EngineError::Model(_) | EngineError::Tokenizer(_) => true,
+        EngineError::CannotGenerate
+        | EngineError::DraftVocabulary { .. }
+        | EngineError::RecurrentDraft { .. }
+        | EngineError::EncoderDraft { .. }
+        | EngineError::DiffusionDraft { .. } => true,
+        _ => false,
+    };
     let result = load_error(error);
-    LoadError { out_of_memory: out_of_memory || result.out_of_memory, ..result }
+    let out_of_memory = out_of_memory || result.out_of_memory;
+    LoadError { out_of_memory, is_invalid_model: is_invalid_model && !out_of_memory, ..result }
+}
+
+/// Converts an error of a GGUF file.
+fn file_error(error: &GgufError) -> LoadError {
+    LoadError { is_invalid_model: is_invalid_file(error), ..load_error(error) }
+}
+
+/// Whether the content of a file is at fault, rather than the disk or the system.
+fn is_invalid_file(error: &GgufError) -> bool {
+    match error {
+        GgufError::Io { .. } | GgufError::FileChanged { .. } => false,
+        GgufError::InPart { error, .. } => is_invalid_file(error),
+        _ => true,
+    }
 }
 
 fn load_error(error: impl std::fmt::Display) -> LoadError {
     let message = error.to_string();
-    LoadError { out_of_memory: is_out_of_memory(&message), message }
+    LoadError { out_of_memory: is_out_of_memory(&message), message, is_invalid_model: false }
 }
 
 fn memory_parts(report: &puna_engine::MemoryReport) -> MemoryParts {

@@ -22,7 +22,7 @@ pub(crate) fn describe_exit(status: io::Result<ExitStatus>, last_line: &str) -> 
         format!("{exit_description}: {last_line}")
     };
     let out_of_memory = is_out_of_memory(last_line);
-    RunnerExit { reason, out_of_memory }
+    RunnerExit { reason, out_of_memory, is_invalid_model: false }
 }
 
 /// Whether a trimmed line belongs to a backtrace of Rust: its heading, a frame, the source of a

@@ -334,6 +334,11 @@ impl Preparer {
         if length < num_ctx {
             return Ok(PromptTokens { tokens, cut_tokens: 0, keep });
         }
+        if num_ctx < 2 {
+            return Err(ApiError::bad_request(format!(
+                "the context of the model has {num_ctx} tokens, but a prompt and its answer need at least 2: set a larger num_ctx, or use another model"
+            )));
+        }
         if refuses_long_prompts(task) {
             return Err(too_long_error(task, &length.to_string(), length, num_ctx));
         }

@@ -15,7 +15,7 @@ use crate::runner::sandbox::SandboxReport;
 
 /// Version of the protocol. Both sides are the same program; the version detects a program file
 /// that was replaced while the server ran.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 
 /// Maximum size of a message in bytes: the largest request with its images in base64, and a margin.
 pub(crate) const MAX_MESSAGE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
@@ -71,6 +71,8 @@ pub enum RunnerResponse {
         message: String,
         /// Whether the reason is a lack of memory.
         out_of_memory: bool,
+        /// Whether the files of the model are at fault.
+        is_invalid_model: bool,
     },
     /// Event of a request.
     Event(u64, Event),

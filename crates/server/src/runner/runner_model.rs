@@ -33,6 +33,8 @@ pub struct LoadError {
     pub message: String,
     /// Whether the reason is a lack of memory.
     pub out_of_memory: bool,
+    /// Whether the files of the model are at fault.
+    pub is_invalid_model: bool,
 }
 
 /// Properties of a loaded model.

@@ -85,7 +85,10 @@ pub fn run(
     let sandbox = enter_sandbox(&first_spec);
     write(&mut socket, &RunnerResponse::Sandboxed(sandbox.report.clone()))?;
     if let Some(message) = sandbox.refusal {
-        return write(&mut socket, &RunnerResponse::Failed { message, out_of_memory: false });
+        return write(
+            &mut socket,
+            &RunnerResponse::Failed { message, out_of_memory: false, is_invalid_model: false },
+        );
     }
     let (out, outgoing) = mpsc::channel();
     let writer = socket;
@@ -140,7 +143,11 @@ pub(super) fn catch_load_panic<T>(
 ) -> Result<T, LoadError> {
     catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|panic| {
         let message = format!("internal error while loading: {}", panic_message(&*panic));
-        Err(LoadError { out_of_memory: is_out_of_memory(&message), message })
+        Err(LoadError {
+            out_of_memory: is_out_of_memory(&message),
+            is_invalid_model: false,
+            message,
+        })
     })
 }
 
@@ -150,8 +157,8 @@ fn fail(
     out: Sender<RunnerResponse>,
     sender: thread::JoinHandle<()>,
 ) -> io::Result<()> {
-    let LoadError { message, out_of_memory } = error;
-    let _ = out.send(RunnerResponse::Failed { message, out_of_memory });
+    let LoadError { message, out_of_memory, is_invalid_model } = error;
+    let _ = out.send(RunnerResponse::Failed { message, out_of_memory, is_invalid_model });
     drop(out);
     let _ = sender.join();
     Ok(())

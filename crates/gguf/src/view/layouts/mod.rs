@@ -49,6 +49,11 @@ const LAYOUTS: [&PublishedLayout; 25] = [
     &snowflake::SNOWFLAKE,
 ];
 
+/// Whether files of an architecture may have a known layout.
+pub(super) fn has_architecture(name: &str) -> bool {
+    LAYOUTS.iter().any(|layout| layout.architecture == name)
+}
+
 /// Detects the layout of a file. `None` for the standard layout.
 pub(super) fn detect(builder: &ViewBuilder<'_>) -> Option<&'static PublishedLayout> {
     LAYOUTS.into_iter().find(|layout| builder.matches(layout))

@@ -1,5 +1,6 @@
 //! Upload of the files that models are created from: `/api/blobs/{digest}`.
 
+use axum::body::HttpBody;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -47,18 +48,17 @@ pub(crate) async fn upload(
         return Ok(StatusCode::OK.into_response());
     }
     let caller = Caller::current();
-    let free = match caller.is_confined() {
-        true => free_quotas(app.mirror(), &caller).await.map_err(|error| store_error(&error))?,
-        false => Vec::new(),
+    let stated_length = request.body().size_hint().exact().unwrap_or(0);
+    let reserved = match caller.is_confined() {
+        true => Some(reserve(&app, caller, stated_length).await?),
+        false => None,
     };
     let (pieces, received) = mpsc::channel(CHANNEL_PIECES);
-    let work = app.clone();
     let stored = app.store(move |store| {
-        if !caller.is_confined() {
+        let Some((mut reserved, stated_length)) = reserved else {
             return write_blob(store, received, &digest, None).map(drop);
-        }
-        let mut reserved = work.uploaded_blobs().reserve(store, &caller, &free)?;
-        if write_blob(store, received, &digest, Some(&mut reserved))? {
+        };
+        if write_blob(store, received, &digest, Some((&mut reserved, stated_length)))? {
             reserved.complete(&digest);
         }
         Ok(())
@@ -67,7 +67,36 @@ pub(crate) async fn upload(
     sent?;
     match stored? {
         Ok(()) => Ok(StatusCode::CREATED.into_response()),
-        Err(error) => Err(store_error(&error).into()),
+        Err(error) => Err(upload_error(&error).into()),
+    }
+}
+
+/// Starts the upload of a caller with namespaces, before its body is read. Space for the stated
+/// length of the body, 0 if it has none, is reserved at once. Returns also that length.
+async fn reserve(
+    app: &App,
+    caller: Caller,
+    stated_length: u64,
+) -> Result<(UploadReservation, u64), ApiError> {
+    let free = free_quotas(app.mirror(), &caller).await.map_err(|error| store_error(&error))?;
+    let work = app.clone();
+    let reserved = app.store(move |store| {
+        let mut reserved = work.uploaded_blobs().reserve(store, &caller, &free)?;
+        reserved.grow(stated_length)?;
+        check_free_space(store, stated_length)?;
+        Ok((reserved, stated_length))
+    });
+    reserved.await?.map_err(|error: StoreError| upload_error(&error))
+}
+
+/// Error of an upload. A caller with namespaces does not learn how much space the server has.
+fn upload_error(error: &StoreError) -> ApiError {
+    match error {
+        StoreError::NoSpace { .. } if Caller::current().is_confined() => ApiError::new(
+            507,
+            "not enough space on the server for this upload: ask its administrator to free some",
+        ),
+        error => store_error(error),
     }
 }
 
@@ -88,7 +117,12 @@ fn parse(digest: &str) -> Result<Digest, ApiError> {
 /// Sends the body's pieces to the writer, and `None` at the proper end.
 async fn send_body(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<(), ApiError> {
     let mut pieces = BodyReader::new(request.into_body());
-    while let Some(data) = pieces.next().await? {
+    loop {
+        let data = tokio::select! {
+            data = pieces.next() => data?,
+            () = to.closed() => return Ok(()),
+        };
+        let Some(data) = data else { break };
         if to.send(Some(data)).await.is_err() {
             // The writer has failed and reports the reason.
             return Ok(());
@@ -98,23 +132,24 @@ async fn send_body(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<
     Ok(())
 }
 
-/// Fails if the disk is nearly full, so that uploads leave space for other work.
-fn check_free_space(store: &puna_store::Store) -> Result<(), StoreError> {
+/// Fails if the disk has too little space for `needed` bytes, so that uploads leave space for other
+/// work.
+fn check_free_space(store: &puna_store::Store, needed: u64) -> Result<(), StoreError> {
     match store.free_bytes() {
-        Some(free) if free < MIN_FREE_BYTES => {
+        Some(free) if free < MIN_FREE_BYTES.saturating_add(needed) => {
             Err(StoreError::NoSpace { free, reserved: MIN_FREE_BYTES })
         }
         _ => Ok(()),
     }
 }
 
-/// Writes the pieces of an upload, within the reservation of a caller with namespaces. Returns
-/// whether the upload is complete.
+/// Writes the pieces of an upload, within the reservation of a caller with namespaces. The
+/// reservation grows after its reserved bytes. Returns whether the upload is complete.
 fn write_blob(
     store: &puna_store::Store,
     mut from: mpsc::Receiver<Option<Bytes>>,
     digest: &Digest,
-    mut reserved: Option<&mut UploadReservation>,
+    mut reserved: Option<(&mut UploadReservation, u64)>,
 ) -> Result<bool, StoreError> {
     let mut writer = store.blob_writer()?;
     let mut unchecked = FREE_SPACE_CHECK_BYTES;
@@ -122,10 +157,12 @@ fn write_blob(
         match piece {
             Some(bytes) => {
                 unchecked += bytes.len();
-                if let Some(reserved) = reserved.as_deref_mut() {
-                    reserved.grow(bytes.len() as u64)?;
+                if let Some((reserved, left)) = &mut reserved {
+                    let length = bytes.len() as u64;
+                    reserved.grow(length.saturating_sub(*left))?;
+                    *left = left.saturating_sub(length);
                     if unchecked >= FREE_SPACE_CHECK_BYTES {
-                        check_free_space(store)?;
+                        check_free_space(store, 0)?;
                         unchecked = 0;
                     }
                 }

@@ -3,6 +3,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::ollama::{Progress, PullRequest};
+use puna_gguf::escape_for_message;
 use puna_registry::{FileUrl, Options, OutgoingAccess, RegistryError, Report};
 use puna_store::{ModelRef, StoreError};
 use tokio::sync::mpsc;
@@ -28,7 +29,10 @@ pub(crate) async fn pull(
         // The name in the store follows from the file.
         Caller::current().check_server()?;
         let (last_only, options) = (request.stream == Some(false), options(&app, request, access)?);
-        app.registry().check_file(&file, &options).await.map_err(|e| transfer_error(&e))?;
+        app.registry()
+            .check_file(&file, &options)
+            .await
+            .map_err(|e| transfer_error(&e, &Caller::current()))?;
         let work = app.clone();
         let lines = spawn_reporting(async move |report| {
             work.registry().pull_file(work.shared_store(), &file, &options, report).await
@@ -36,7 +40,10 @@ pub(crate) async fn pull(
         return progress_stream::respond(&app, lines, last_only).await;
     }
     let (reference, last_only, options) = parse_request(&app, request, access)?;
-    app.registry().check_pull(&reference, &options).await.map_err(|e| transfer_error(&e))?;
+    app.registry()
+        .check_pull(&reference, &options)
+        .await
+        .map_err(|e| transfer_error(&e, &Caller::current()))?;
     let work = app.clone();
     let lines = spawn_reporting(async move |report| {
         work.registry().pull(work.shared_store(), &reference, &options, report).await
@@ -59,7 +66,10 @@ pub(crate) async fn push(
         let reason = format!("cannot push {what} for one runner only: leave out the runner");
         return Err(ApiError::bad_request(reason).into());
     }
-    app.registry().check_push(&reference, &options).await.map_err(|e| transfer_error(&e))?;
+    app.registry()
+        .check_push(&reference, &options)
+        .await
+        .map_err(|e| transfer_error(&e, &Caller::current()))?;
     let work = app.clone();
     let lines = spawn_reporting(async move |report| {
         work.registry().push(work.shared_store(), &reference, &options, report).await
@@ -92,17 +102,38 @@ pub(crate) async fn pull_model(
         }
     };
     let pulled = app.registry().pull(app.shared_store(), from, &options, report);
-    tokio::join!(pulled, forward).0.map_err(|error| transfer_error(&error))
+    tokio::join!(pulled, forward).0.map_err(|error| transfer_error(&error, caller))
 }
 
-/// Error of a transfer: 403 for a host that the caller may not reach, 413 beyond a quota, else 500
-/// as Ollama answers.
-fn transfer_error(error: &RegistryError) -> ApiError {
+/// Error of a transfer: 403 for a host that the caller may not reach, 413 beyond a quota, 507 for a
+/// full disk, else 500 as Ollama answers. A caller with namespaces does not learn how much space
+/// the server has.
+fn transfer_error(error: &RegistryError, caller: &Caller) -> ApiError {
+    if let Some((what, needed)) = error.missing_space() {
+        let text = match caller.is_confined() {
+            true => format!(
+                "not enough space for {what}: it needs {needed} bytes, which the server does not have; pull a smaller model, or ask its administrator"
+            ),
+            false => error.to_string(),
+        };
+        return ApiError::new(507, text);
+    }
     match error {
         RegistryError::Store(refused @ StoreError::NotAdmitted(_)) => store_error(refused),
         RegistryError::Unreachable { .. } => ApiError::new(403, error.to_string()),
         error => ApiError::internal(error.to_string()),
     }
+}
+
+/// Checks the mirror that a request names. An empty one means no mirror.
+fn check_mirror(app: &App, mirror: &str) -> Result<(), ApiError> {
+    let checked = if mirror.is_empty() { Ok(()) } else { app.registry().check_address(mirror) };
+    checked.map_err(|_| {
+        ApiError::bad_request(format!(
+            "invalid mirror \"{}\": use HOST, HOST:PORT, or an http or https URL without a user name, such as https://registry.example.com:5000",
+            escape_for_message(mirror)
+        ))
+    })
 }
 
 /// Parses a request: the model, whether the client wants one object instead of lines, and the
@@ -122,6 +153,7 @@ fn parse_request(
 /// Parses the options of a request.
 fn options(app: &App, request: PullRequest, access: OutgoingAccess) -> Result<Options, ApiError> {
     let caller = Caller::current();
+    request.mirror.as_deref().map_or(Ok(()), |mirror| check_mirror(app, mirror))?;
     Ok(Options {
         insecure: request.insecure,
         keep_unused: app.config().no_prune,
@@ -151,6 +183,7 @@ where
     F: Future<Output = Result<(), RegistryError>> + Send,
 {
     let (to, lines) = mpsc::channel::<ProgressLine>(CHANNEL_LINES);
+    let caller = Caller::current();
     puna_tasks::spawn(async move {
         let (report, mut progress) = mpsc::channel(CHANNEL_LINES);
         let forward = async {
@@ -164,7 +197,7 @@ where
             () = to.closed() => return,
         };
         if let Err(error) = done {
-            let _ = to.send(Err(transfer_error(&error))).await;
+            let _ = to.send(Err(transfer_error(&error, &caller))).await;
         }
     });
     lines

@@ -208,7 +208,7 @@ fn a_failed_load_fails_all_requests_with_the_same_options() {
     b.request(1, "bad");
     b.request(2, "bad");
     b.event(Event::Request(Request { options: other.clone(), ..request(3, "bad") }));
-    let exit = RunnerExit { reason: "unknown architecture".into(), out_of_memory: false };
+    let exit = RunnerExit { reason: "unknown architecture".into(), ..RunnerExit::default() };
     let refused = |id| Action::Refuse(id, Refusal::LoadFailed(exit.clone()));
     let again = Action::Start(2, ModelKey("bad".into()), other);
     assert_eq!(b.event(Event::Exited(1, exit.clone())), [refused(1), refused(2), again]);

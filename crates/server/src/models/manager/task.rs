@@ -191,12 +191,13 @@ impl ManagerTask {
                         self.metrics.model(&runner.listing.name).crashes.add(1);
                     }
                     let (model, pid) = (runner.listing.name.as_str(), runner.pid);
-                    tracing::error!(
-                        model,
-                        pid,
-                        reason = exit.reason,
-                        "model runner exited unexpectedly"
-                    );
+                    let reason = exit.reason.as_str();
+                    match exit.is_invalid_model && !runner.loaded {
+                        true => tracing::warn!(model, pid, reason, "cannot load the model"),
+                        false => {
+                            tracing::error!(model, pid, reason, "model runner exited unexpectedly");
+                        }
+                    }
                 }
                 self.refresh_memory();
                 self.handle_event(Event::Exited(run, exit));
@@ -334,7 +335,7 @@ impl ManagerTask {
     fn failed_to_start(&self, run: RunnerId, reason: String) {
         self.to.send_unbounded(Command::Event(Event::Exited(
             run,
-            RunnerExit { reason, out_of_memory: false },
+            RunnerExit { reason, ..RunnerExit::default() },
         )));
     }
 
@@ -383,10 +384,10 @@ impl ManagerTask {
                 human(*need),
                 human(*available)
             )),
-            Refusal::LoadFailed(exit) => ApiError::internal(format!(
-                "the model {} could not be loaded: {}",
-                request.listing.name, exit.reason
-            )),
+            Refusal::LoadFailed(exit) => ApiError::new(
+                if exit.is_invalid_model { 400 } else { 500 },
+                format!("the model {} could not be loaded: {}", request.listing.name, exit.reason),
+            ),
         }
     }
 

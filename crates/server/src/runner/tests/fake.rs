@@ -127,7 +127,7 @@ pub(super) fn in_threads(
     });
     let exit: Pin<Box<dyn Future<Output = RunnerExit> + Send>> = Box::pin(async move {
         let _ = end.await;
-        RunnerExit { reason: "signal: 9, killed".into(), out_of_memory: false }
+        RunnerExit { reason: "signal: 9, killed".into(), ..RunnerExit::default() }
     });
     Ok((
         RunnerProcess {
