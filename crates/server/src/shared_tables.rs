@@ -29,6 +29,7 @@ pub static SHARED_TABLES: &[&SharedTable] = &[
     &crate::auth::rate_limits::KEY_REQUESTS,
     &crate::models::blob_access::UPLOADED_BLOBS,
     &crate::models::memory_plans::PLANNED_MODELS,
+    &crate::models::unsupported::UNSUPPORTED_MODELS,
     &crate::remote::description_cache::REMOTE_DESCRIPTIONS,
     &crate::metrics::MODEL_METRICS,
 ];

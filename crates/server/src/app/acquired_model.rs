@@ -192,3 +192,41 @@ impl AcquiredModel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::options::RequestOptions;
+    use crate::runner::tests::{Fake, FakeLauncher};
+
+    #[tokio::test]
+    async fn a_model_of_an_unknown_architecture_starts_no_runner() {
+        let models = tempfile::tempdir().unwrap();
+        let config = Config::with_models(models.path());
+        let app = App::new(config, Arc::new(FakeLauncher(Arc::<Fake>::default()))).unwrap();
+        let cria = app.shared_store().resolve(&"cria".parse().unwrap()).unwrap();
+        let load = async |architecture: &str| {
+            let mut info = (*cria.gguf_info).clone();
+            info.architecture = architecture.to_owned();
+            let model = Model { gguf_info: info.into(), ..cria.clone() };
+            let (options, run) = app.options(&model, &RequestOptions::default()).await.unwrap();
+            app.load(&model, (options, run.num_ctx), None, Client::default()).await.map(drop)
+        };
+        for architecture in ["", "../x", "quantum"] {
+            let error = load(architecture).await.unwrap_err();
+            let wanted = format!(
+                "cannot run cria:latest: this version does not support its architecture `{architecture}`"
+            );
+            assert_eq!(error.status, 400);
+            assert!(error.message.starts_with(&wanted), "{error}");
+        }
+        assert!(app.models().list().await.is_empty());
+        // Layouts of Ollama's library have architectures of their own.
+        for architecture in ["llama", "gptoss", "mllama"] {
+            assert_eq!(load(architecture).await, Ok(()), "{architecture}");
+        }
+    }
+}

@@ -136,3 +136,22 @@ impl UploadQuota {
         )))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exceeded_quota_states_its_numbers() {
+        let free = FreeQuota {
+            namespace: "team*".into(),
+            free: StorageUsage { bytes: 10, objects: 2 },
+            stored: std::collections::HashMap::new(),
+        };
+        let quota = UploadQuota::new(&[free], &[]);
+        assert!(quota.check(StorageUsage { bytes: 10, objects: 1 }).is_ok());
+        let error = quota.check(StorageUsage { bytes: 11, objects: 1 }).unwrap_err().to_string();
+        let expected = "quota of namespace team* exceeded: the upload needs 11 bytes and 1 object, but team* has 10 bytes and 2 objects left";
+        assert!(error.starts_with(expected), "{error}");
+    }
+}

@@ -3,12 +3,23 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
+use puna_mirror::{SharedTable, TableLimit};
 use puna_store::Digest;
 
 use crate::util::lock::lock;
 
 /// Number of models remembered.
 const MAX_MODELS: usize = 64;
+
+/// Description of [`UnsupportedModels`].
+pub(crate) static UNSUPPORTED_MODELS: SharedTable = SharedTable {
+    name: "models of unknown architectures that the log has named",
+    holders: &["puna_server::models::unsupported::UnsupportedModels"],
+    limits: &[TableLimit::Entries(MAX_MODELS)],
+    shares: &[TableLimit::Rule("none: the log names a forgotten model again")],
+    when_full: "the oldest is forgotten",
+    test: "each_of_the_last_models_is_new_once",
+};
 
 /// Digests of the weights of the models that the log has named, oldest first.
 #[derive(Debug, Default)]

@@ -335,9 +335,9 @@ impl Preparer {
             return Ok(PromptTokens { tokens, cut_tokens: 0, keep });
         }
         if num_ctx < 2 {
-            return Err(ApiError::bad_request(format!(
-                "the context of the model has {num_ctx} tokens, but a prompt and its answer need at least 2: set a larger num_ctx, or use another model"
-            )));
+            return Err(ApiError::bad_request(
+                "the context of the model has 1 token, but a prompt and its answer need at least 2: set a larger num_ctx, or use another model",
+            ));
         }
         if refuses_long_prompts(task) {
             return Err(too_long_error(task, &length.to_string(), length, num_ctx));

@@ -320,6 +320,8 @@ async fn a_requests_own_context_is_its_limit_on_a_runner_that_has_more() {
     assert_eq!(lengths(limited(Some(64), true)).await, Ok((34, 66)), "what is cut is told");
     let expected = "prompt is too long: 100 tokens, context is 64".to_owned();
     assert_eq!(lengths(limited(Some(64), false)).await, Err((400, expected)));
+    let (status, text) = lengths(limited(Some(1), true)).await.unwrap_err();
+    assert!(status == 400 && text.starts_with("the context of the model has 1 token"), "{text}");
     assert_eq!(lengths(limited(None, true)).await, Ok((100, 0)), "others have what they had");
 }
 

@@ -4,11 +4,11 @@
 use std::fs::{self, File};
 use std::time::{Duration, SystemTime};
 
-use super::{Kit, from_model, name};
+use super::{Kit, from_model, gguf, name};
 use crate::manifest::{Layer, Manifest, media};
 use crate::{
-    Digest, Leftover, LeftoverKind, PartialPath, PruneOptions, PruneOutcome, Store, StoreError,
-    Weights, embedded,
+    Digest, Leftover, LeftoverKind, NewBlob, PartialPath, PruneOptions, PruneOutcome, Store,
+    StoreError, Weights, embedded,
 };
 
 #[test]
@@ -564,4 +564,44 @@ fn an_unreadable_manifest_that_blocks_pruning_is_reported() {
     assert!(kit.store.has_blob(&weights));
     assert_eq!(kit.store.delete(&name("bad")).unwrap().blocked_by, None);
     assert!(kit.store.is_first_report("x") && !kit.store.is_first_report("x"));
+}
+
+#[test]
+fn an_invalid_layer_is_named_without_its_path() {
+    let kit = Kit::new();
+    let mut weights = gguf(1);
+    weights.truncate(weights.len() - 1);
+    let blobs = [&gguf(2)[..], &weights, b"{}", b"\xff", b"[1]"]
+        .map(|data| kit.store.add_blob(data).unwrap());
+    let [good, truncated, junk, bytes, list] = &blobs;
+    let file = kit.root().join("manifests/registry.ollama.ai/library/bad/latest");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    let cases: [(&[(&str, &NewBlob)], &NewBlob, &str); 7] = [
+        (&[("model", truncated)], truncated, "model layer"),
+        (&[("model", junk)], junk, "model layer"),
+        (&[("model", good), ("projector", junk)], junk, "projector layer"),
+        (&[("model", good), ("template", bytes)], bytes, "template layer"),
+        (&[("model", good), ("system", bytes)], bytes, "system layer"),
+        (&[("model", good), ("params", list)], list, "params layer"),
+        (&[("model", good), ("messages", junk)], junk, "messages layer"),
+    ];
+    for (layers, bad, wanted) in cases {
+        let layers = layers.iter().map(|(kind, blob)| {
+            format!(
+                r#"{{"mediaType":"application/vnd.ollama.image.{kind}","digest":"{}","size":{}}}"#,
+                blob.digest, blob.size
+            )
+        });
+        let layers = layers.collect::<Vec<_>>().join(",");
+        fs::write(&file, format!(r#"{{"schemaVersion":2,"layers":[{layers}]}}"#)).unwrap();
+        let error = kit.store.resolve(&name("bad")).unwrap_err();
+        let text = error.to_string();
+        let wanted =
+            format!("cannot use bad:latest: its {wanted} {} is invalid: ", bad.digest.short());
+        assert!(error.is_bad_request() && text.starts_with(&wanted), "{text}");
+        assert!(!text.contains(&*kit.root().to_string_lossy()), "{text}");
+    }
+    fs::write(&file, r#"{"schemaVersion":2,"layers":[]}"#).unwrap();
+    let error = kit.store.resolve(&name("bad")).unwrap_err();
+    assert!(error.is_bad_request() && error.to_string().contains("no model layer"), "{error}");
 }

@@ -211,3 +211,21 @@ fn progress_line(progress: puna_registry::Progress) -> Progress {
         completed: progress.completed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_reported_without_its_size_to_callers_with_namespaces() {
+        let full = RegistryError::NoSpace { what: "the model".into(), needed: 9000, free: 4321 };
+        for error in [full.clone(), RegistryError::PullManifest(Box::new(full))] {
+            let of = |namespaces: &[String]| transfer_error(&error, &Caller::new(namespaces));
+            let (all, confined) = (of(&[]), of(&["bob".into()]));
+            assert_eq!((all.status, confined.status), (507, 507));
+            assert!(all.message.contains("4321 free"), "{all}");
+            let text = confined.message;
+            assert!(text.contains("9000 bytes") && !text.contains("4321"), "{text}");
+        }
+    }
+}

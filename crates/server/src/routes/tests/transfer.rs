@@ -79,6 +79,12 @@ async fn failures_are_the_status_or_the_last_line() {
     for (path, body, status, error) in [
         ("/api/pull", json!({"model": "../x"}), 400, "invalid model name"),
         ("/api/pull", json!({}), 400, "invalid model name"),
+        (
+            "/api/pull",
+            json!({"model": "m", "mirror": "a b"}),
+            400,
+            "invalid mirror \"a b\": use HOST, HOST:PORT, or an http or https URL without a user name, such as https://registry.example.com:5000",
+        ),
         ("/api/push", json!({}), 400, "model is required"),
         ("/api/push", json!({"model": "../../etc/passwd"}), 400, "invalid model name"),
         (
