@@ -16,6 +16,7 @@ import pytest
 from conftest import Puna, free_port
 
 KEY = "sk-upstream-6f1d2c"
+HOSTILE = "\x1b]0;PWNED\x07\u009b31m \u202ekey: " + KEY[:5] + "\x1b" + KEY[5:]
 CALL = {"name": "weather", "arguments": '{"city": "Oslo"}'}
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]
 
@@ -110,6 +111,15 @@ class Vllm(http.server.BaseHTTPRequestHandler):
         self.begin()
         self.chunk({"role": "assistant", "content": "Hel"})
         self.data(json.dumps({"error": {"message": "EngineDeadError", "type": "InternalServerError", "code": 500}}))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def hostile(self, _):
+        self.whole(500, {"error": {"message": HOSTILE}})
+
+    def hostile_late(self, _):
+        self.begin()
+        self.chunk({"role": "assistant", "content": "Hel"})
+        self.data(json.dumps({"error": {"message": HOSTILE}}))
         self.wfile.write(b"0\r\n\r\n")
 
     def busy(self, _):
@@ -324,6 +334,23 @@ def test_errors_of_a_remote_server_are_reported_without_the_key(near, behaviour,
     assert KEY not in answer.text
     assert answer.headers.get("retry-after") == ("17" if behaviour == "busy" else None)
     assert len(Vllm.seen) == 1
+
+
+@pytest.mark.parametrize("behaviour", ["hostile", "hostile_late"])
+def test_errors_of_a_remote_server_have_no_control_characters(near, behaviour):
+    Vllm.behaviour = behaviour
+    answer = httpx.post(f"{near.url}/v1/chat/completions", json={"model": "big", "messages": [{"role": "user", "content": "Hi"}]})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 502 and "]0;PWNED31m key: " in message, message
+    assert message.isprintable() and KEY not in message, message
+
+
+@pytest.mark.parametrize("path", ["/a/../../b/v1", "/a/%2e%2E/v1", "/./v1", "/x#/v1", "/v1#", "/v1?x", "/a\\..\\v1"])
+def test_addresses_with_dot_segments_fragments_or_queries_are_refused(near, vllm, path):
+    body = {"model": "odd", "from": "x", "remote_host": vllm + path, "stream": False}
+    answer = httpx.post(f"{near.url}/api/create", json=body)
+    assert answer.status_code == 400 and "without a query, a fragment (#) or the path segments" in answer.text, answer.text
+    assert "odd" not in near.cli("list", check=True).stdout
 
 
 def test_a_disconnected_client_ends_the_remote_request(near):
