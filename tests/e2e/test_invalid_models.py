@@ -52,7 +52,8 @@ def answers(it, name):
     found = {}
     for path, body in requests(name).items():
         status, answer = it.send("POST", path, body)
-        assert str(it.home) not in answer.decode() and "/blobs/" not in answer.decode(), answer
+        # As in Ollama, the Modelfile of `show` has the path of the weights.
+        assert status == 200 or (str(it.home) not in answer.decode() and "/blobs/" not in answer.decode()), answer
         found[path] = (status, json.loads(answer).get("error", ""))
     return found
 

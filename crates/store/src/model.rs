@@ -254,15 +254,45 @@ impl LayerReader<'_> {
         what: &'static str,
         path: &Path,
     ) -> Result<Arc<GgufInfo>, StoreError> {
-        match self.store.gguf_info_cache.read(&layer.digest, path) {
+        self.store.gguf_info(&self.entry.name.to_string(), what, layer, path)
+    }
+}
+
+impl Store {
+    /// Properties of the GGUF file of a layer in the model `name`. The error of an invalid file
+    /// goes to clients of the server, so it names the layer. The path is only logged.
+    fn gguf_info(
+        &self,
+        name: &str,
+        what: &'static str,
+        layer: &Layer,
+        path: &Path,
+    ) -> Result<Arc<GgufInfo>, StoreError> {
+        match self.gguf_info_cache.read(&layer.digest, path) {
             Err(StoreError::GgufFile { file, error })
                 if !matches!(error, GgufError::Io { .. } | GgufError::FileChanged { .. }) =>
             {
-                tracing::info!(model = %self.entry.name, file, %error, "invalid GGUF file");
-                Err(self.error(layer, what, without_folder(&error.to_string(), path)))
+                tracing::info!(model = name, file, %error, "invalid GGUF file");
+                Err(StoreError::Layer {
+                    name: name.to_owned(),
+                    what,
+                    digest: layer.digest,
+                    reason: without_folder(&error.to_string(), path),
+                })
             }
             info => info,
         }
+    }
+
+    /// Properties of the GGUF file of a layer of the model that is being created. Its base model
+    /// may have the layer.
+    pub(crate) fn created_gguf_info(
+        &self,
+        what: &'static str,
+        layer: &Layer,
+    ) -> Result<Arc<GgufInfo>, StoreError> {
+        let name = layer.from.as_deref().unwrap_or("the model");
+        self.gguf_info(name, what, layer, &self.layer_path(layer)?)
     }
 }
 

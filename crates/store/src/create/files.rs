@@ -263,7 +263,7 @@ pub(super) fn check_adapter(
     adapter: &Layer,
     model: &Layer,
 ) -> Result<(), StoreError> {
-    let info = store.gguf_info_cache.read(&adapter.digest, &store.layer_path(adapter)?)?;
+    let info = store.created_gguf_info("adapter", adapter)?;
     if info.is_control_vector() {
         return Ok(());
     }
@@ -322,7 +322,7 @@ pub(super) fn quantized_layer(
     progress: ProgressFn<'_>,
 ) -> Result<Option<FileLayer>, StoreError> {
     let path = store.layer_path(layer)?;
-    let info = store.gguf_info_cache.read(&layer.digest, &path)?;
+    let info = store.created_gguf_info("model", layer)?;
     if !matches!(info.file_type.as_str(), "F32" | "F16" | "BF16") {
         return Err(StoreError::QuantizeSource);
     }

@@ -453,8 +453,7 @@ impl ModelBuilder {
         let Some(model) = self.layers.iter().find(|l| l.layer.media_type == media::MODEL) else {
             return Ok(());
         };
-        let info =
-            store.gguf_info_cache.read(&model.layer.digest, &store.layer_path(&model.layer)?)?;
+        let info = store.created_gguf_info("model", &model.layer)?;
         let Some((name, stop)) = builtin::of_architecture(&info.architecture) else {
             return Ok(());
         };
@@ -477,7 +476,7 @@ impl ModelBuilder {
         for PendingLayer { layer, .. } in
             self.layers.iter().filter(|l| l.layer.media_type == media::MODEL)
         {
-            let info = store.gguf_info_cache.read(&layer.digest, &store.layer_path(layer)?)?;
+            let info = store.created_gguf_info("model", layer)?;
             families.push(info.architecture.clone());
             model = Some(info);
         }
