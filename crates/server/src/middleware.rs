@@ -357,14 +357,14 @@ async fn catch_panic(
 
 /// Error response of a denied request in the route's dialect.
 fn denied(dialect: Dialect, refusal: AccessDenied) -> Response {
-    let AccessDenied { error, retry_after, key } = refusal;
-    let status = error.status;
+    let AccessDenied { error, key } = refusal;
+    let (status, retry_after) = (error.status, error.retry_after);
     let mut response = dialect.error(error);
     if let Some(seconds) = retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }
     if let Some(name) = key {
-        response.extensions_mut().insert(KeyName(name));
+        response.extensions_mut().insert(KeyName(name.into()));
     }
     if status == 401 {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -487,7 +487,7 @@ mod tests {
     fn a_blob_url_grants_access_to_that_blob_only() {
         let authenticator = authenticator();
         let (blob, other) = (Digest::of(b"a"), Digest::of(b"b"));
-        let blob_url = authenticator.blob_url(&name("team-a/m"), &blob, Some("anna"));
+        let blob_url = authenticator.blob_url(&name("team-a/m"), &blob, Some("reader"));
         let authorize = |blob| {
             authenticator.authorize(
                 &head(&blob_url, ""),
@@ -506,7 +506,7 @@ mod tests {
         };
         assert_eq!(
             (accountable(blob), accountable(other)),
-            (Some("anna".to_owned()), None),
+            (Some("reader".to_owned()), None),
             "whose key it counts to"
         );
         assert_eq!(authorize(&other).unwrap_err().code().0, 401);
@@ -517,5 +517,13 @@ mod tests {
             Some(&blob),
         );
         assert_eq!(pushed.unwrap_err().code().0, 401);
+        let of_removed_key = authenticator.blob_url(&name("team-a/m"), &blob, Some("gone"));
+        let refused = authenticator.authorize(
+            &head(&of_removed_key, ""),
+            Permission::Read,
+            Some(&name("team-a/m")),
+            Some(&blob),
+        );
+        assert_eq!(refused.unwrap_err().code().0, 401);
     }
 }

@@ -52,18 +52,17 @@ pub(crate) struct Authorization {
     pub may_administer: bool,
 }
 
-/// Denied access, with an optional `Retry-After` in seconds.
+/// Denied access.
 #[derive(Debug)]
 pub struct AccessDenied {
     pub error: ApiError,
-    pub retry_after: Option<u64>,
     /// Name of the API key, if the request has a valid one.
-    pub key: Option<String>,
+    pub key: Option<Box<str>>,
 }
 
 impl AccessDenied {
     fn of_key(self, key: &Key) -> Self {
-        Self { key: Some(key.name.clone()), ..self }
+        Self { key: Some(key.name.as_str().into()), ..self }
     }
 }
 
@@ -132,7 +131,8 @@ impl Authorizer {
         let permit = self.usage.start_request(key, None, Instant::now());
         let permit = permit.map_err(|limit| {
             let RateLimit { message, retry_after } = limit_error(key, &limit);
-            AccessDenied { retry_after: Some(retry_after), ..denied(429, message).of_key(key) }
+            let error = ApiError { retry_after: Some(retry_after), ..ApiError::new(429, message) };
+            AccessDenied { error, key: None }.of_key(key)
         })?;
         Ok(Authorization {
             permit: Some(permit),
@@ -246,7 +246,7 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
 }
 
 fn denied(status: u16, message: impl Into<String>) -> AccessDenied {
-    AccessDenied { error: ApiError::new(status, message), retry_after: None, key: None }
+    AccessDenied { error: ApiError::new(status, message), key: None }
 }
 
 fn limit_error(key: &Key, limit: &LimitExceeded) -> RateLimit {

@@ -280,7 +280,7 @@ fn an_exceeded_limit_has_a_retry_after() {
     let authorize = || authorizer.authorize(requirement("/api/chat"), &bearer(&secret), true);
     let first = authorize().unwrap();
     let refused = authorize().unwrap_err();
-    assert_eq!((refused.error.status, refused.retry_after), (429, Some(1)));
+    assert_eq!((refused.error.status, refused.error.retry_after), (429, Some(1)));
     assert!(refused.error.message.contains("1 concurrent requests"), "{}", refused.error.message);
     drop(first);
     assert!(authorize().unwrap().client.is_some());
