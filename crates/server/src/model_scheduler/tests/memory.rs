@@ -73,6 +73,6 @@ fn memory_readings_without_a_waiting_plan_change_no_decision() {
             let passed = Duration::from_millis(random.below(3000));
             (always.now, sparing.now) = (always.now + passed, sparing.now + passed);
         }
-        assert!(spared > 50, "{spared}");
+        assert!(spared > 30, "only {spared} readings are spared");
     }
 }
