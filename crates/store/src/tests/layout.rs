@@ -576,7 +576,8 @@ fn an_invalid_layer_is_named_without_its_path() {
     let [good, truncated, junk, bytes, list] = &blobs;
     let file = kit.root().join("manifests/registry.ollama.ai/library/bad/latest");
     fs::create_dir_all(file.parent().unwrap()).unwrap();
-    let cases: [(&[(&str, &NewBlob)], &NewBlob, &str); 7] = [
+    type Layers<'a> = &'a [(&'a str, &'a NewBlob)];
+    let cases: [(Layers<'_>, &NewBlob, &str); 7] = [
         (&[("model", truncated)], truncated, "model layer"),
         (&[("model", junk)], junk, "model layer"),
         (&[("model", good), ("projector", junk)], junk, "projector layer"),
