@@ -167,7 +167,7 @@ def test_a_real_model_answers(proxy, kind, gemma, tmp_path):
 def gemma():
     need(GEMMA3)
     with running() as it:
-        # Left alone, so small a model repeats a sentence up to the limit of tokens.
-        stops = "".join(f'PARAMETER stop "{mark}"\n' for mark in ".!?")
+        # Left alone, so small a model repeats a sentence, or the agent's tags, up to the limit of tokens.
+        stops = "".join(f'PARAMETER stop "{mark}"\n' for mark in ".!?>")
         it.cli("create", "gemma", "-f", "-", input=f'FROM {GEMMA3}\nTEMPLATE """{QUIET_TEMPLATE}"""\n{stops}PARAMETER temperature 0\nPARAMETER num_predict {BRIEF_TOKENS}\n', check=True)
         yield it

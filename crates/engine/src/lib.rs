@@ -41,6 +41,7 @@ pub use memory_plan::{check_draft, check_model, plan_memory, plan_memory_with_dr
 pub use puna_graph::AdapterScales;
 pub use puna_models::{
     Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion, is_supported_architecture,
+    known_architectures,
 };
 pub use request::{
     AnswerStage, CacheNamespace, Diffusion, Event, FinishReason, GenerationStats, Piece,

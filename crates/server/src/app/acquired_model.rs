@@ -60,9 +60,10 @@ impl App {
             tracing::warn!(model = %model.name, architecture, "this version does not support the architecture of the model");
         }
         Err(ApiError::bad_request(format!(
-            "cannot run {}: this version does not support its architecture {}; update Puna, or use another model",
+            "cannot run {}: this version does not support its architecture {} (`general.architecture`); update Puna, or use a model of one of these: {}",
             model.name,
-            escape_for_display(architecture.as_bytes())
+            escape_for_display(architecture.as_bytes()),
+            puna_engine::known_architectures().join(", ")
         )))
     }
 
