@@ -38,9 +38,10 @@ impl Mirror {
         let empty = is_empty(&head.headers);
         // Ollama's newer client sends a digest without a body to ask whether the blob exists.
         let existence_check = mounted.or(whole.filter(|whole| empty && *whole != Digest::of(b"")));
+        // In this order, the time does not tell whether others have the blob.
         if let Some(digest) = existence_check
-            && self.storage().blobs.blob(digest).await?.is_some()
             && self.namespace_index().can_see_blob(principal, &name, digest).await?
+            && self.storage().blobs.blob(digest).await?.is_some()
             && self.namespace_index().mount(&name, digest).await?
         {
             return Ok(created(&name, &digest));
