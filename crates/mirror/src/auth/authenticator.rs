@@ -488,15 +488,10 @@ mod tests {
         let authenticator = authenticator();
         let (blob, other) = (Digest::of(b"a"), Digest::of(b"b"));
         let blob_url = authenticator.blob_url(&name("team-a/m"), &blob, Some("reader"));
-        let authorize = |blob| {
-            authenticator.authorize(
-                &head(&blob_url, ""),
-                Permission::Read,
-                Some(&name("team-a/m")),
-                Some(blob),
-            )
+        let authorize = |url: &str, permission, blob| {
+            authenticator.authorize(&head(url, ""), permission, Some(&name("team-a/m")), Some(blob))
         };
-        authorize(&blob).unwrap();
+        authorize(&blob_url, Permission::Read, &blob).unwrap();
         let accountable = |blob| {
             authenticator.accountable_key(
                 &head(&blob_url, ""),
@@ -509,21 +504,10 @@ mod tests {
             (Some("reader".to_owned()), None),
             "whose key it counts to"
         );
-        assert_eq!(authorize(&other).unwrap_err().code().0, 401);
-        let pushed = authenticator.authorize(
-            &head(&blob_url, ""),
-            Permission::Write,
-            Some(&name("team-a/m")),
-            Some(&blob),
-        );
+        assert_eq!(authorize(&blob_url, Permission::Read, &other).unwrap_err().code().0, 401);
+        let pushed = authorize(&blob_url, Permission::Write, &blob);
         assert_eq!(pushed.unwrap_err().code().0, 401);
         let of_removed_key = authenticator.blob_url(&name("team-a/m"), &blob, Some("gone"));
-        let refused = authenticator.authorize(
-            &head(&of_removed_key, ""),
-            Permission::Read,
-            Some(&name("team-a/m")),
-            Some(&blob),
-        );
-        assert_eq!(refused.unwrap_err().code().0, 401);
+        assert_eq!(authorize(&of_removed_key, Permission::Read, &blob).unwrap_err().code().0, 401);
     }
 }

@@ -432,18 +432,6 @@ impl Session {
         }
     }
 
-    /// The next bytes of a response to a download, within the stall timeout.
-    pub(crate) async fn next_piece(
-        &self,
-        response: &mut Response,
-    ) -> Result<Option<Bytes>, RegistryError> {
-        let stall_timeout = self.settings().stall_timeout;
-        match tokio::time::timeout(stall_timeout, response.chunk()).await {
-            Ok(piece) => piece.map_err(|e| transport_error(&Method::GET, response.url(), &e)),
-            Err(_) => Err(stalled_error(&Method::GET, response.url(), stall_timeout)),
-        }
-    }
-
     /// Retry state for a request of this session.
     pub(crate) fn retry(&self) -> Retry {
         let retry = Retry::new(self.settings().retry_delay).reporting_to(&self.last_failure);

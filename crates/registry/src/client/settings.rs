@@ -218,8 +218,8 @@ pub trait BlobReuse: Send + Sync + fmt::Debug {
     /// The store cannot be read.
     fn reusable(&self, digests: &[Digest]) -> Result<HashSet<Digest>, StoreError>;
 
-    /// Number of the caller, which stays the same after a restart. Downloads of other blobs share
-    /// no data with those of callers with other numbers.
+    /// Number of the caller, which stays the same after a restart. Callers with different numbers
+    /// share no download of other blobs.
     fn caller_number(&self) -> u64;
 }
 

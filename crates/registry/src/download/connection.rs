@@ -6,9 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use reqwest::{Method, Response};
+use tokio::time::timeout;
 
 use super::active::{ActiveDownload, IDLE_POLL_INTERVAL};
 use crate::blocking::blocking;
+use crate::client::session::{stalled_error, transport_error};
 use crate::display::display_url;
 use crate::download::positioned_io::{CHUNK_BYTES, write_at};
 use crate::download::range_table::RangeTable;
@@ -21,7 +24,7 @@ use crate::lock::lock;
 /// unwritten bytes are not recorded.
 const MAX_WRITE_DELAY: Duration = Duration::from_millis(500);
 /// Bytes after which an attempt counts as progress, which resets the retries.
-pub(crate) const PROGRESS_BYTES: u64 = 1 << 20;
+const PROGRESS_BYTES: u64 = 1 << 20;
 /// A connection is replaced if it is this many times slower than the average connection,
 const SLOW_FACTOR: u64 = 10;
 /// after this time,
@@ -123,7 +126,7 @@ impl ActiveDownload {
             (started, ThroughputMonitor::new(self.settings().stall_timeout));
         loop {
             let waiting_since = Instant::now();
-            let piece = self.source.session().next_piece(&mut response).await;
+            let piece = self.next_piece(&mut response).await;
             let waited = waiting_since.elapsed();
             if let Ok(Some(piece)) = &piece {
                 buffered_bytes += piece.len();
@@ -168,6 +171,15 @@ impl ActiveDownload {
                 self.write(offset, std::mem::take(&mut pieces)).await?;
                 return Ok(AttemptOutcome::Slow);
             }
+        }
+    }
+
+    /// The next bytes of a response, within the stall timeout.
+    async fn next_piece(&self, response: &mut Response) -> Result<Option<Bytes>, RegistryError> {
+        let stall_timeout = self.settings().stall_timeout;
+        match timeout(stall_timeout, response.chunk()).await {
+            Ok(piece) => piece.map_err(|e| transport_error(&Method::GET, response.url(), &e)),
+            Err(_) => Err(stalled_error(&Method::GET, response.url(), stall_timeout)),
         }
     }
 

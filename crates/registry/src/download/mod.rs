@@ -3,7 +3,7 @@
 
 mod active;
 mod concurrent;
-pub(crate) mod connection;
+mod connection;
 mod connection_scaling;
 mod download_lock;
 mod hash;
@@ -14,7 +14,7 @@ pub(crate) mod shared;
 pub(crate) mod source;
 #[cfg(test)]
 mod tests;
-pub(crate) mod throughput;
+mod throughput;
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

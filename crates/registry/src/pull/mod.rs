@@ -568,10 +568,8 @@ fn check_disk_space(
 ) -> Result<(), RegistryError> {
     let mut needed = 0u64;
     for (digest, size) in blobs {
-        let partial_path = match reusable.private_to(&digest) {
-            Some(caller) => PartialPath::Private(caller),
-            None => PartialPath::Primary,
-        };
+        let private_to = reusable.private_to(&digest);
+        let partial_path = private_to.map_or(PartialPath::Primary, PartialPath::Private);
         let is_stored =
             || std::fs::metadata(store.blob_path(&digest)).is_ok_and(|meta| meta.len() == size);
         if partial_path == PartialPath::Primary && is_stored() {

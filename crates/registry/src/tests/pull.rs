@@ -476,7 +476,7 @@ async fn a_registry_does_not_learn_which_blobs_of_others_are_stored() {
 async fn a_manifest_that_names_blobs_of_others_gives_nothing() {
     let model = Model::new(3000);
     let weights = model.weights.to_string();
-    // Without the blob, with another content, and with one that has the same last byte.
+    // The registry has no blob, another content, or another content with the same last byte.
     let mut guessed = noise(3000, 9);
     guessed[2999] = model.blobs[&weights][2999];
     for content in [None, Some(Bytes::from(noise(3000, 9))), Some(guessed.into())] {
