@@ -81,8 +81,12 @@ impl NameFolder {
 /// The model name that a file and the folders above it spell, if it is valid.
 pub(crate) fn name_of(parts: &[String], file: &str) -> Option<ModelName> {
     let [host, namespace, model] = parts else { return None };
-    let host = host.replace("%3A", ":").replace("%3a", ":");
-    ModelName::from_parts(&host, namespace, model, file).ok()
+    ModelName::from_parts(&decode_host(host), namespace, model, file).ok()
+}
+
+/// The host that a folder's name spells.
+fn decode_host(folder: &str) -> String {
+    folder.replace("%3A", ":").replace("%3a", ":")
 }
 
 /// Whether a name in `manifests` is no model and only keeps the blobs of a converted model for
@@ -133,8 +137,7 @@ impl NameFile {
             }
         }
         if found.is_empty() {
-            let scan = NameScan::of(root)?;
-            found = scan.files.into_iter().filter(|file| file.name.same(name)).collect();
+            found = NameScan::of_name(root, name)?.files;
             found.sort_by(|a, b| (a.folder, &a.path).cmp(&(b.folder, &b.path)));
         }
         Ok(found)
@@ -255,9 +258,24 @@ impl NameScan {
     /// # Errors
     /// A folder cannot be read.
     pub(crate) fn of(root: &Path) -> Result<Self, StoreError> {
+        Self::scan(root, None)
+    }
+
+    /// Scans the folders of one name, ignoring case.
+    ///
+    /// # Errors
+    /// A folder cannot be read.
+    fn of_name(root: &Path, name: &ModelName) -> Result<Self, StoreError> {
+        let mut scan = Self::scan(root, Some(name))?;
+        scan.files.retain(|file| file.name.same(name));
+        Ok(scan)
+    }
+
+    /// Scans both folders; with `only`, the folders of that name.
+    fn scan(root: &Path, only: Option<&ModelName>) -> Result<Self, StoreError> {
         let mut scan = Self::default();
         for folder in NameFolder::ALL {
-            scan.enter(folder, &folder.at(root), &mut Vec::new())?;
+            scan.enter(folder, &folder.at(root), &mut Vec::new(), only)?;
         }
         scan.files.sort();
         Ok(scan)
@@ -268,14 +286,18 @@ impl NameScan {
         folder: NameFolder,
         dir: &Path,
         parts: &mut Vec<String>,
+        only: Option<&ModelName>,
     ) -> Result<(), StoreError> {
         let is_lowest = parts.len() == NAME_DEPTH;
         for (path, is_dir) in entries_of(dir)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if only.is_some_and(|only| !spells_part(&name, only, parts.len())) {
+                continue;
+            }
             match (is_lowest, is_dir) {
                 (false, true) => {
                     parts.push(name);
-                    self.enter(folder, &path, parts)?;
+                    self.enter(folder, &path, parts, only)?;
                     parts.pop();
                 }
                 (true, false) => {
@@ -291,6 +313,17 @@ impl NameScan {
         }
         Ok(())
     }
+}
+
+/// Whether a file or folder at this depth of a folder of names spells that part of a name,
+/// ignoring case.
+fn spells_part(file: &str, name: &ModelName, depth: usize) -> bool {
+    let part = name.parts()[depth];
+    if depth > 0 {
+        return file.eq_ignore_ascii_case(part);
+    }
+    let host = decode_host(file);
+    host.eq_ignore_ascii_case(part) || (is_public(&host) && is_public(part))
 }
 
 /// The visible entries of a folder, and whether each is a folder. Empty if the folder does not
