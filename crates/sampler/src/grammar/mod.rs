@@ -25,7 +25,9 @@ mod unquoted_string;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::constraint_size::MAX_CONSTRAINT_BYTES;
 use crate::schema::JsonSchema;
@@ -33,7 +35,7 @@ use expression_limits::{ClassCounter, check_expressions};
 use library_error::{NO_TEXT_ALLOWED, reason, too_complex};
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher, ParserFactory, TokenParser};
+use llguidance::{CancellationHandle, Matcher, ParserFactory, TokenParser};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shortest_end::{
@@ -41,6 +43,8 @@ use shortest_end::{
 };
 pub use unquoted_string::{UnquotedString, pattern_excluding};
 
+/// Name of the thread that compiles a constraint.
+const THREAD_NAME: &str = "puna-grammar";
 /// Stack size of the thread that compiles constraints. The library recurses as deep as rules refer
 /// to each other, and a constraint has room for many short rules. Only used pages take memory.
 const STACK_BYTES: usize = 512 << 20;
@@ -155,12 +159,34 @@ pub struct GrammarToken<'a> {
     pub is_text: bool,
 }
 
-/// Whether the caller of a compilation still wants its result.
-struct Cancellation<'a>(&'a (dyn Fn() -> bool + Sync));
+/// Interval at which a cancellation is passed on to the library.
+const CANCELLATION_INTERVAL: Duration = Duration::from_millis(2);
 
-impl Cancellation<'_> {
+/// Whether the caller of a compilation still wants its result.
+struct Cancellation<'a> {
+    is_cancelled: &'a (dyn Fn() -> bool + Sync),
+    /// Cancels the computation of the first tokens.
+    matcher: OnceLock<CancellationHandle>,
+}
+
+impl<'a> Cancellation<'a> {
+    fn new(is_cancelled: &'a (dyn Fn() -> bool + Sync)) -> Self {
+        Self { is_cancelled, matcher: OnceLock::new() }
+    }
+
     fn check(&self) -> Result<(), GrammarError> {
-        if (self.0)() { Err(GrammarError::Cancelled) } else { Ok(()) }
+        if (self.is_cancelled)() { Err(GrammarError::Cancelled) } else { Ok(()) }
+    }
+
+    /// Passes a cancellation on to the library until the sender of `finished` is dropped.
+    fn forward_until(&self, finished: &Receiver<()>) {
+        while finished.recv_timeout(CANCELLATION_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            if let Some(matcher) = self.matcher.get()
+                && self.check().is_err()
+            {
+                matcher.cancel();
+            }
+        }
     }
 }
 
@@ -215,8 +241,8 @@ impl GrammarCompiler {
     }
 
     /// Like [`GrammarCompiler::compile`] or, `with_end`, [`GrammarCompiler::compile_with_end`],
-    /// until `cancelled` is set. The library limits each phase of the compilation; the flag is read
-    /// between phases.
+    /// until `cancelled` is set. The flag is read between the phases of the compilation and during
+    /// the last one, the computation of the first tokens. The library limits the other phases.
     ///
     /// # Errors
     /// Like these, and [`GrammarError::Cancelled`].
@@ -239,13 +265,17 @@ impl GrammarCompiler {
         if bytes > MAX_CONSTRAINT_BYTES {
             return Err(GrammarError::TooLarge(bytes));
         }
+        let cancellation = &Cancellation::new(is_cancelled);
+        let (sender, finished) = mpsc::channel();
         std::thread::scope(|scope| {
             let thread =
-                std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
-            let begun = thread.spawn_scoped(scope, || {
-                self.compile_here(constraint, with_end, &Cancellation(is_cancelled))
+                std::thread::Builder::new().name(THREAD_NAME.into()).stack_size(STACK_BYTES);
+            let begun = thread.spawn_scoped(scope, move || {
+                let _sender = sender;
+                self.compile_here(constraint, with_end, cancellation)
             });
             let thread = begun.map_err(|e| GrammarError::ThreadFailed(e.to_string()))?;
+            cancellation.forward_until(&finished);
             thread.join().unwrap_or_else(|_| {
                 Err(GrammarError::ThreadFailed("the thread has stopped".into()))
             })
@@ -284,15 +314,16 @@ impl GrammarCompiler {
             .map_err(|e| end_error(e, into_error))?;
         cancellation.check()?;
         let end_tracker = end_tracker.map(Box::new);
-        let mut grammar = Grammar {
-            matcher: Matcher::new(Ok(parser)),
-            next: None,
-            end_tracker,
-            has_failed: false,
-        };
+        let matcher = Matcher::new(Ok(parser)).into_cancellable();
+        if let Some(handle) = matcher.cancellation_handle() {
+            let _ = cancellation.matcher.set(handle);
+        }
+        let mut grammar = Grammar { matcher, next: None, end_tracker, has_failed: false };
         // The library finds some errors only when it computes the first token. The shortest end
         // does not replace a token here.
-        let first = grammar.compute_next_by_library().map_err(|error| match error {
+        let first = grammar.compute_next_by_library();
+        cancellation.check()?;
+        let first = first.map_err(|error| match error {
             GrammarError::CannotContinue(reason) => into_error(reason),
             GrammarError::NoToken => into_error(NO_TEXT_ALLOWED.into()),
             other => other,

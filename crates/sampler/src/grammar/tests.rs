@@ -19,6 +19,11 @@ const MARK: u32 = 256 + LONGER.len() as u32;
 const ENDS: [u32; 2] = [MARK + 1, MARK + 2];
 const TOKENS: usize = ENDS[1] as usize + 1;
 
+/// Whether the calling thread compiles a constraint.
+fn is_compiling_thread() -> bool {
+    std::thread::current().name() == Some(THREAD_NAME)
+}
+
 fn grammars() -> GrammarCompiler {
     let bytes: Vec<Vec<u8>> = (0..=255u8).map(|b| vec![b]).collect();
     let texts = bytes.iter().map(Vec::as_slice).chain(LONGER.map(str::as_bytes));

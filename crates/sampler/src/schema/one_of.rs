@@ -16,7 +16,9 @@ type Object = serde_json::Map<String, Value>;
 const MAX_REFERENCES: usize = 32;
 /// Maximum number of comparisons of two schemas or two listed values. Schemas come from untrusted
 /// clients.
-const MAX_COMPARED: usize = 400_000;
+const MAX_COMPARED: usize = 100_000;
+/// Maximum number of required properties that are tried as the one that distinguishes all branches.
+const MAX_DISCRIMINATORS: usize = 16;
 /// Maximum number of schemas visited. A constraint has room for fewer.
 const MAX_SCHEMAS: usize = MAX_CONSTRAINT_BYTES / 3;
 /// Types of a JSON value. A set of types has the bit of each one's index.
@@ -103,6 +105,9 @@ impl<'a> ExclusionCheck<'a> {
         if branches.iter().any(is_lost) {
             return Ok(());
         }
+        if self.have_distinct_constants(branches) {
+            return Ok(());
+        }
         for (i, one) in branches.iter().enumerate() {
             for (j, other) in branches.iter().enumerate().skip(i + 1) {
                 if self.exclude(one, other, MAX_REFERENCES) {
@@ -114,6 +119,45 @@ impl<'a> ExclusionCheck<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Whether all branches require one property, such as `type`, with other constants in each. Most
+    /// schemas distinguish their branches like this, and no two branches need to be compared.
+    fn have_distinct_constants(&self, branches: &'a [Value]) -> bool {
+        let Some(objects) =
+            branches.iter().map(|branch| self.resolve(branch)).collect::<Option<Vec<_>>>()
+        else {
+            return false;
+        };
+        let names = objects.first().and_then(|first| first.get("required")?.as_array());
+        let names = names.into_iter().flatten().filter_map(Value::as_str);
+        names.take(MAX_DISCRIMINATORS).any(|name| self.is_discriminator(name, &objects))
+    }
+
+    /// Whether all schemas are of objects that require this property, with other constants in each.
+    fn is_discriminator(&self, name: &str, schemas: &[&'a Object]) -> bool {
+        let mut seen = HashSet::new();
+        schemas.iter().all(|schema| {
+            let required = schema.get("required").and_then(Value::as_array);
+            let constants = || {
+                let property = self.resolve(schema.get("properties")?.get(name)?)?;
+                values(property)?.iter().map(constant_key).collect::<Option<HashSet<_>>>()
+            };
+            types(schema) == OBJECT_TYPE
+                && required.is_some_and(|names| names.iter().any(|required| required == name))
+                && constants()
+                    .is_some_and(|constants| constants.into_iter().all(|key| seen.insert(key)))
+        })
+    }
+
+    /// The object of a schema behind its references.
+    fn resolve(&self, schema: &'a Value) -> Option<&'a Object> {
+        let mut schema = schema.as_object()?;
+        for _ in 0..MAX_REFERENCES {
+            let Some(name) = schema.get("$ref") else { return Some(schema) };
+            schema = self.referred(name.as_str()?)?.as_object()?;
+        }
+        None
     }
 
     /// Whether the check proves that no value fits both schemas. `depth` limits the references and
@@ -224,6 +268,17 @@ fn values(schema: &Object) -> Option<&[Value]> {
     }
 }
 
+/// A text that is the same for equal constants; `None` for lists and objects. Numbers compare by
+/// value.
+fn constant_key(value: &Value) -> Option<String> {
+    match value {
+        Value::Array(_) | Value::Object(_) => None,
+        // Adding zero turns -0 into 0.
+        Value::Number(number) => number.as_f64().map(|number| format!("{:?}", number + 0.0)),
+        _ => Some(value.to_string()),
+    }
+}
+
 /// Whether two JSON values are equal. Numbers compare by value.
 fn are_same(one: &Value, other: &Value) -> bool {
     match (one.as_f64(), other.as_f64()) {
@@ -265,6 +320,19 @@ mod tests {
         let schema =
             json!({"oneOf": refs, "$defs": {"cat": {"$ref": "#/$defs/c"}, "c": cat, "dog": dog}});
         assert_eq!(error(&schema), None);
+    }
+
+    #[test]
+    fn many_branches_with_distinct_constants_need_no_comparison_of_pairs() {
+        let branch = |kind: Value| json!({"type": "object", "properties": {"id": {"type": "string"}, "kind": {"$ref": "#/$defs/kinds/0"}, "n": {"const": kind}}, "required": ["id", "kind", "n"]});
+        let mut branches: Vec<Value> = (0..2000).map(|n| branch(json!(n))).collect();
+        let schema =
+            |branches: &[Value]| json!({"oneOf": branches, "$defs": {"kinds": [{"enum": ["a"]}]}});
+        assert_eq!(error(&schema(&branches)), None);
+        branches[1999] = json!({"$ref": "#/oneOf/1"});
+        assert!(error(&schema(&branches)).unwrap().contains("branches"));
+        branches[1999] = branch(json!(7.0));
+        assert!(error(&schema(&branches)).unwrap().contains("branches"));
     }
 
     #[test]

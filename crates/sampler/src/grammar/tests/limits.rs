@@ -37,7 +37,7 @@ fn unbounded_first_byte_searches_are_refused() {
     let (start, parts) =
         (Instant::now(), first_bytes::load(&grammars.factory, source, false).unwrap());
     let refused =
-        first_bytes::check_first_bytes(&grammars.factory, &parts.1, &Cancellation(&|| false));
+        first_bytes::check_first_bytes(&grammars.factory, &parts.1, &Cancellation::new(&|| false));
     assert!(matches!(refused, Err(GrammarError::TooComplex(_))), "{refused:?}");
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
@@ -48,13 +48,18 @@ fn a_cancelled_compilation_ends_before_its_next_phase() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}});
     let constraint = Constraint::schema(schema);
     let check_count = AtomicUsize::new(0);
-    let count = || check_count.fetch_add(1, Ordering::Relaxed);
+    // The thread that waits for the compilation reads the flag too, a number of times that depends
+    // on its duration.
+    let count = || match is_compiling_thread() {
+        true => check_count.fetch_add(1, Ordering::Relaxed),
+        false => usize::MAX - 1,
+    };
     assert!(grammars.compile_unless(&constraint, true, &|| count() == usize::MAX).is_ok());
     let checks = check_count.load(Ordering::Relaxed);
-    // Around the reading of the schema and of its grammar, for each first byte, and around the
-    // parser and the search for the end.
-    assert_eq!(checks, 3 + 256 + 3);
-    for last in [0, 1, 2, 3, 100, 258, 259, 260, 261] {
+    // Around the reading of the schema and of its grammar, for each first byte, around the parser
+    // and the search for the end, and after the first tokens.
+    assert_eq!(checks, 3 + 256 + 4);
+    for last in [0, 1, 2, 3, 100, 258, 259, 260, 261, 262] {
         check_count.store(0, Ordering::Relaxed);
         let cancelled = grammars.compile_unless(&constraint, true, &|| count() == last);
         assert_eq!(cancelled.err(), Some(GrammarError::Cancelled));
@@ -63,6 +68,19 @@ fn a_cancelled_compilation_ends_before_its_next_phase() {
     let flag = AtomicBool::new(true);
     let cancelled = grammars.try_compile(&constraint, false, &flag);
     assert_eq!(cancelled.err(), Some(GrammarError::Cancelled));
+}
+
+#[test]
+fn a_cancellation_interrupts_the_computation_of_the_first_tokens() {
+    // 1,000 rules that all mention the first one: the library needs about a second.
+    let rules: String =
+        (0..1000).map(|n| format!("r{n}: r{} r0 | r0 r{} | \"a\"\n", n + 1, n + 1)).collect();
+    let constraint = Constraint::Lark(format!("start: r0\n{rules}r1000: \"b\"\n"));
+    let grammars = super::phases::large_vocabulary();
+    // Only the waiting thread sees the cancellation, so the library's error shows that it stopped.
+    let stopped = grammars.compile_unless(&constraint, false, &|| !is_compiling_thread());
+    let stopped = stopped.unwrap_err().to_string();
+    assert!(stopped.contains("cancelled"), "{stopped}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ const PHASES: [(&str, usize); 5] =
     [("translate", 1), ("load", 2), ("first bytes", 259), ("parser", 260), ("shortest end", 261)];
 
 /// Tokens of all bytes, and of words with up to four letters with and without a space before them.
-fn large_vocabulary() -> GrammarCompiler {
+pub(super) fn large_vocabulary() -> GrammarCompiler {
     let mut words: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
     words.extend((10..1000).map(|number: u32| number.to_string().into_bytes()));
     let letters =
@@ -470,7 +470,9 @@ fn phases_of_hostile_constraints() {
         let checks = Mutex::new(Vec::new());
         let start = processor_time();
         let result = grammars.compile_unless(&constraint, true, &|| {
-            checks.lock().unwrap().push(processor_time() - start);
+            if is_compiling_thread() {
+                checks.lock().unwrap().push(processor_time() - start);
+            }
             false
         });
         let total = processor_time() - start;
