@@ -132,7 +132,7 @@ impl Middleware {
             Some(path) => self.0.table.resolve(request.method(), path),
             None => RouteMatch::NotFound,
         };
-        let origin = self.origin(request.headers(), request.uri().path());
+        let origin = self.origin(request.headers(), path.unwrap_or_else(|| request.uri().path()));
         let mut response = match origin {
             RequestOrigin::Refused => {
                 self.forbidden(path.unwrap_or_default(), Denial::ForeignOrigin)

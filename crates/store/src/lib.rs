@@ -99,7 +99,7 @@ pub use home_dir::{account_home_dir, home_dir};
 pub use link_local_file::{LinkMethod, LinkOutcome};
 pub use list_cache::Listing;
 pub use lock_holder::LockHolder;
-pub use manifest::{Config, Layer, Manifest, media};
+pub use manifest::{Config, Layer, Manifest, check_value_count, media};
 pub use manifest_list::{Child, ManifestDocument, ManifestList};
 pub use model::{Model, Weights};
 pub use modelfile::{
@@ -111,7 +111,7 @@ pub use name::{
 };
 pub use pins::WorkGuard;
 pub use progress::{Progress, ProgressFn};
-pub use prune::{Leftover, LeftoverKind, PruneOptions, PruneOutcome};
+pub use prune::{GRACE as UNUSED_BLOB_GRACE, Leftover, LeftoverKind, PruneOptions, PruneOutcome};
 pub use pulls::UnfinishedPull;
 pub use puna_gguf::PartName;
 pub use remote::Remote;

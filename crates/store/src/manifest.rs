@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
@@ -46,6 +47,9 @@ pub mod media {
 /// Largest size of a manifest, config or text layer in bytes.
 pub(crate) const TEXT_LIMIT: u64 = 32 << 20;
 
+/// Largest number of values in a JSON document of the store. A model in tensors has about 20,000.
+const MAX_JSON_VALUES: usize = 200_000;
+
 /// A manifest. Unknown keys are ignored here. They stay on disk, because manifests are copied byte
 /// for byte.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -53,8 +57,9 @@ pub struct Manifest {
     /// The config blob.
     #[serde(default, deserialize_with = "config_with_digest")]
     pub config: Option<Layer>,
-    /// Weights, template and other layers, in order.
-    #[serde(default, deserialize_with = "null_as_default")]
+    /// Weights, template and other layers, in order. Layers with `urls` are left out: registries
+    /// do not store them.
+    #[serde(default, deserialize_with = "stored_layers")]
     pub layers: Vec<Layer>,
 }
 
@@ -131,7 +136,49 @@ pub(crate) fn parse_object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Resu
     if bytes.trim_ascii_start().first() != Some(&b'{') {
         return Err("not a JSON object".into());
     }
+    parse_json(bytes)
+}
+
+/// Parses JSON with a limited number of values.
+pub(crate) fn parse_json<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    check_value_count(bytes)?;
     serde_json::from_slice(bytes).map_err(|e| e.to_string())
+}
+
+/// Rejects JSON with more values than documents of a store have. Parsed values take 50 times the
+/// memory of a text such as `[[],[],…]`.
+///
+/// # Errors
+/// The reason.
+pub fn check_value_count(json: &[u8]) -> Result<(), String> {
+    let (mut count, mut in_string, mut is_escaped) = (1, false, false);
+    for &byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_string,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' => count += usize::from(!in_string),
+            _ => {}
+        }
+    }
+    match count > MAX_JSON_VALUES {
+        true => Err(format!("it has more than {MAX_JSON_VALUES} JSON values")),
+        false => Ok(()),
+    }
+}
+
+/// Layers that a registry stores: those without `urls`.
+fn stored_layers<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Layer>, D::Error> {
+    #[derive(Deserialize)]
+    struct LayerJson {
+        #[serde(flatten)]
+        layer: Layer,
+        #[serde(default)]
+        urls: Option<Vec<IgnoredAny>>,
+    }
+    let layers = Option::<Vec<LayerJson>>::deserialize(d)?.unwrap_or_default();
+    let stored = layers.into_iter().filter(|one| one.urls.as_ref().is_none_or(Vec::is_empty));
+    Ok(stored.map(|one| one.layer).collect())
 }
 
 fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
@@ -297,6 +344,27 @@ mod tests {
                 &bad[..bad.len().min(80)]
             );
         }
+    }
+
+    #[test]
+    fn layers_with_urls_are_no_part_of_the_model() {
+        let layer = |urls: &str| format!(r#"{{"mediaType":"m","digest":"{D}","size":1{urls}}}"#);
+        let manifest = |urls| parse(&format!(r#"{{"layers":[{}]}}"#, layer(urls))).unwrap();
+        assert_eq!(manifest(r#","urls":["http://x/"]"#).layers, []);
+        assert!(
+            [r#","urls":[]"#, r#","urls":null"#, ""]
+                .map(manifest)
+                .iter()
+                .all(|m| m.layers.len() == 1)
+        );
+    }
+
+    #[test]
+    fn json_with_too_many_values_is_refused_before_it_is_parsed() {
+        let nested = format!(r#"{{"x":[{}[]]}}"#, "[],".repeat(MAX_JSON_VALUES));
+        assert!(parse(&nested).unwrap_err().to_string().contains("JSON values"));
+        let text = format!(r#"{{"x":"{}"}}"#, r#"[,\",{"#.repeat(MAX_JSON_VALUES));
+        assert!(parse(&text).is_ok(), "the text of a string has no values");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::embedded;
 use crate::entry::{ChildList, Entry};
 use crate::error::StoreError;
 use crate::gguf_info::{GgufInfo, parameter_size};
-use crate::manifest::{Config, Layer, media, parse_object};
+use crate::manifest::{Config, Layer, media, parse_json, parse_object};
 use crate::modelfile::{Instruction, Modelfile, params};
 use crate::name::ModelName;
 use crate::remote::Remote;
@@ -215,7 +215,7 @@ impl LayerReader<'_> {
         layer: &Layer,
         what: &'static str,
     ) -> Result<T, StoreError> {
-        serde_json::from_slice(&self.bytes(layer)?)
+        parse_json(&self.bytes(layer)?)
             .map_err(|e| self.error(layer, what, format!("not the expected JSON: {e}")))
     }
 

@@ -22,7 +22,7 @@ use crate::manifest::{Layer, media};
 use crate::manifest_list::ManifestDocument;
 use crate::name::ModelName;
 use crate::name_files::{NameFile, NameFolder, is_shadow, remove_empty_folders};
-use crate::references::references_of;
+use crate::references::{check_readable, references_of};
 use crate::store::{DeleteOutcome, Store};
 use crate::trash::TrashBatch;
 
@@ -68,6 +68,7 @@ impl Store {
         for layer in new.manifest.blobs() {
             self.layer_path(layer)?;
         }
+        check_readable(self.root(), bytes).map_err(error)?;
         let old_files = NameFile::all_of(self.root(), name)?;
         let replaced = self.find_own(name).ok().flatten();
         let needed = self.references_of_files(&old_files);

@@ -19,7 +19,7 @@ use crate::uploads::UPLOAD_SUFFIX;
 use crate::verify::DISPLACED_SUFFIX;
 
 /// Blobs and temporary files that were used within this time may belong to running work.
-pub(crate) const GRACE: Duration = Duration::from_secs(60 * 60);
+pub const GRACE: Duration = Duration::from_secs(60 * 60);
 /// How long [`Store::clean_up`] keeps Puna's own unfinished files.
 const UNFINISHED_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long interrupted downloads are kept, so that they can resume after a restart.

@@ -11,7 +11,7 @@ use crate::digest::Digest;
 use crate::entry::read_manifest_blob;
 use crate::error::StoreError;
 use crate::files::TEMP_DIR;
-use crate::manifest::{Layer, Manifest, media, parse_object};
+use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media, parse_object};
 use crate::manifest_list::{Child, ManifestDocument};
 use crate::name_files::{NameFile, NameScan, dangling_link_error, entries_of, foreign_file_error};
 use crate::store::Store;
@@ -161,17 +161,33 @@ fn collect_child_references(
 ) -> Result<bool, String> {
     let bytes = match &child.inline {
         Some(text) => Some(text.clone()),
+        None if is_larger_than_manifests(root, &child.digest) => None,
         None => read_manifest_blob(root, &child.digest)
             .map_err(|why| format!("{}: {why}", child.digest))?,
     };
     let Some(bytes) = bytes else { return Ok(false) };
-    let value: Value = parse_object(&bytes).map_err(|why| format!("{}: {why}", child.digest))?;
-    check_media_type(&value).map_err(|why| format!("{}: {why}", child.digest))?;
-    if !matches!(ManifestDocument::parse(&bytes), Ok(ManifestDocument::Manifest { .. })) {
-        return Err(format!("{}: it is not a manifest of a model", child.digest));
-    }
+    // A client can upload any content as the blob of a child. Content that is no manifest blocks
+    // nothing, and keeps the blobs that it names.
+    let Ok(value) = parse_object::<Value>(&bytes) else { return Ok(false) };
     add_digests(&value, references);
-    Ok(true)
+    let is_manifest =
+        || matches!(ManifestDocument::parse(&bytes), Ok(ManifestDocument::Manifest { .. }));
+    Ok(check_media_type(&value).is_ok() && is_manifest())
+}
+
+/// Checks that garbage collection can read a manifest or manifest list. A name with another content
+/// would block garbage collection.
+///
+/// # Errors
+/// The reason.
+pub(crate) fn check_readable(root: &Path, bytes: &[u8]) -> Result<(), String> {
+    collect_references(root, bytes, true, &mut HashSet::new())
+}
+
+/// Whether a blob is too large for a manifest.
+fn is_larger_than_manifests(root: &Path, digest: &Digest) -> bool {
+    let path = root.join("blobs").join(digest.file_name());
+    path.metadata().is_ok_and(|meta| meta.len() > TEXT_LIMIT)
 }
 
 /// Adds the digests in manifests and lists that a manifest's anchor layers reference.

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use puna_store::{Digest, NewModel};
+use puna_store::{Digest, ModelName, NewModel, StoreError};
 
 use super::check_quota;
 use super::namespace_index::NamespaceIndex;
@@ -184,7 +184,9 @@ impl NamespaceIndex {
         &self,
         model: &NewModel,
     ) -> Result<Option<KeyGuard>, MirrorError> {
-        let Some(name) = Repository::from_model_name(&model.name) else { return Ok(None) };
+        let Some(name) = Repository::from_model_name(&model.name) else {
+            return self.check_uncounted_name(&model.name).map(|()| None);
+        };
         let namespace = name.namespace();
         let Some(limit) = self.quota(namespace) else { return Ok(None) };
         let guard = self.reservations.lock_namespace(namespace).await;
@@ -199,6 +201,19 @@ impl NamespaceIndex {
         let asked = StorageUsage::of_blobs(&new).plus(growth);
         self.reservations.make_space(namespace, limit, usage.of_storage(), asked).await?;
         Ok(Some(guard))
+    }
+
+    /// Fails for a name that is no repository, and so counts to no quota, if it begins with a
+    /// namespace that has a quota: a host without a dot or port looks like one.
+    fn check_uncounted_name(&self, name: &ModelName) -> Result<(), MirrorError> {
+        let limited = [name.host(), name.namespace()].into_iter().find(|n| self.quota(n).is_some());
+        match limited {
+            None => Ok(()),
+            Some(namespace) => Err(StoreError::NotAdmitted(format!(
+                "{name} counts to no quota, but {namespace} has one: use a name without a host, or a host with a dot or a port"
+            ))
+            .into()),
+        }
     }
 
     /// Returns how much more a namespace may store, and its blobs; `None` if it has no quota.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use puna_store::{Child, Digest, ManifestList, media};
+use puna_store::{Child, Digest, ManifestList, check_value_count, media};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -13,7 +13,7 @@ use crate::types::manifest_error::{ManifestError, ManifestProblem};
 use crate::types::manifest_list;
 
 /// Largest size of a manifest in bytes.
-pub(crate) const MAX_MANIFEST_BYTES: usize = 8 << 20;
+pub(crate) const MAX_MANIFEST_BYTES: usize = 4 << 20;
 
 /// Media type of an OCI image manifest.
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -172,6 +172,7 @@ impl Manifest {
         if bytes.trim_ascii_start().first() != Some(&b'{') {
             return Err(ManifestProblem::NotAnObject.into());
         }
+        check_value_count(&bytes).map_err(|reason| ManifestProblem::Json { reason })?;
         let wire: ManifestJson = serde_json::from_slice(&bytes)
             .map_err(|e| ManifestProblem::Json { reason: e.to_string() })?;
         let media_type = media_type(&wire, content_type, is_pushed)?;

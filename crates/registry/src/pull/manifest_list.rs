@@ -51,8 +51,9 @@ impl Registry {
                 if runner.is_empty() { list.children[at].digest.short() } else { shorten(runner) };
             send_progress(report, Progress::status(format!("pulling manifest for {child_name}")))
                 .await;
-            let text =
-                self.child_text(&mut sources, store, &list.children[at], report, &mut pinned).await;
+            let text = self
+                .child_text(&mut sources, store, &list.children[at], (options, report), &mut pinned)
+                .await;
             let child = text.and_then(|text| read_child(&list.children[at], text, options));
             children.push(
                 child.map_err(|error| {
@@ -85,14 +86,16 @@ impl Registry {
         sources: &mut Sources,
         store: &Arc<Store>,
         child: &Child,
-        report: &Report,
+        (options, report): (&Options, &Report),
         pinned: &mut PinnedBlobs,
     ) -> Result<Bytes, RegistryError> {
         if let Some(text) = &child.inline {
             return Ok(Bytes::copy_from_slice(text));
         }
         let (at, digest) = (store.clone(), child.digest);
-        if let Some(text) = blocking(move || Ok(stored_manifest(&at, &digest))).await? {
+        let is_reusable = options.reusable_blobs([digest]).await?.private_to(&digest).is_none();
+        let stored = move || Ok(is_reusable.then(|| stored_manifest(&at, &digest)).flatten());
+        if let Some(text) = blocking(stored).await? {
             pinned.digests.push(digest);
             return Ok(text);
         }

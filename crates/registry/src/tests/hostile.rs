@@ -100,7 +100,8 @@ async fn malformed_manifests_are_refused_with_the_reason() {
         (r#"{"layers":[[]]}"#.into(), "invalid"),
         (r#"{"layers":{"0":1}}"#.into(), "invalid type"),
         ("[".repeat(1_000_000), "not a JSON object"),
-        (format!("{{\"config\":{}", "[".repeat(1_000_000)), "recursion limit"),
+        (format!("{{\"config\":{}", "[".repeat(100_000)), "recursion limit"),
+        (format!("{{\"config\":{}", "[".repeat(1_000_000)), "JSON values"),
         (" ".repeat(5 << 20), "the response has more than 4194304 bytes"),
     ] {
         let server = Server::start(move |_| status(200, body.clone())).await;

@@ -271,6 +271,26 @@ async fn an_interrupted_pull_of_a_list_is_listed_and_resumes() {
 }
 
 #[tokio::test]
+async fn a_list_does_not_tell_which_manifests_of_others_are_stored() {
+    let registry = ListRegistry::of(&RUNNERS);
+    let server = registry.serve().await;
+    let mut requests = Vec::new();
+    for is_stored in [false, true] {
+        let (bench, before) = (Bench::new(), server.seen().len());
+        if is_stored {
+            registry
+                .manifests
+                .values()
+                .for_each(|text| _ = bench.store.add_manifest(text).unwrap());
+        }
+        bench.pull_these(&server.model(), super::pull::without_reuse()).await;
+        let seen = server.seen().split_off(before).into_iter().map(|seen| seen.path);
+        requests.push(seen.filter(|path| path.contains("/manifests/")).collect::<Vec<_>>());
+    }
+    assert_eq!((requests[0].len(), &requests[0]), (2, &requests[1]));
+}
+
+#[tokio::test]
 async fn bad_lists_are_refused_with_their_entry_and_nothing_is_removed() {
     let good = ListRegistry::of(&RUNNERS);
     let current = Arc::new(Mutex::new(good.clone()));

@@ -414,7 +414,7 @@ impl crate::BlobReuse for NoReuse {
     }
 }
 
-fn without_reuse() -> Options {
+pub(super) fn without_reuse() -> Options {
     Options { reuse: Some(Arc::new(NoReuse)), ..Options::default() }
 }
 

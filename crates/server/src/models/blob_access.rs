@@ -8,6 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use puna_mirror::{FreeQuota, SharedTable, StorageUsage, TableLimit};
 use puna_registry::BlobReuse;
@@ -39,15 +40,35 @@ type UploadMap = HashMap<Arc<[String]>, CallerUploads>;
 /// Uploads of the callers with the same namespaces.
 #[derive(Debug, Default)]
 struct CallerUploads {
-    /// Complete uploads with their sizes in bytes.
-    complete: Vec<(Digest, u64)>,
+    complete: Vec<CompleteUpload>,
     /// Bytes and number of all uploads that are being received.
     receiving: StorageUsage,
     /// Bytes and number of all uploads that were ever completed.
     completed: StorageUsage,
 }
 
+/// A complete upload. It counts to the caller's quota until a model has it or the store does not.
+#[derive(Debug, Clone, Copy)]
+struct CompleteUpload {
+    digest: Digest,
+    bytes: u64,
+    at: Instant,
+}
+
+impl CompleteUpload {
+    /// Whether the caller may still name the blob. From then on the clean-up removes a blob that no
+    /// model has, so a longer right would tell that a model of another namespace has it.
+    fn is_visible(&self) -> bool {
+        self.at.elapsed() < puna_store::UNUSED_BLOB_GRACE
+    }
+}
+
 impl CallerUploads {
+    /// Complete uploads with their sizes in bytes.
+    fn complete_sizes(&self) -> Vec<(Digest, u64)> {
+        self.complete.iter().map(|upload| (upload.digest, upload.bytes)).collect()
+    }
+
     /// Number of uploads, complete or not.
     fn count(&self) -> usize {
         let receiving = usize::try_from(self.receiving.objects).unwrap_or(usize::MAX);
@@ -91,8 +112,12 @@ impl UploadReservation {
         let own = all.entry(self.namespaces.clone()).or_default();
         own.completed.bytes = own.completed.bytes.saturating_add(self.bytes);
         own.completed.objects += 1;
-        own.complete.retain(|(known, _)| known != digest);
-        own.complete.push((*digest, self.bytes));
+        own.complete.retain(|upload| upload.digest != *digest);
+        own.complete.push(CompleteUpload {
+            digest: *digest,
+            bytes: self.bytes,
+            at: Instant::now(),
+        });
     }
 }
 
@@ -132,7 +157,7 @@ impl UploadedBlobs {
                 )));
             }
             own.receiving.objects += 1;
-            let quota = UploadQuota::new(free, &own.complete);
+            let quota = UploadQuota::new(free, &own.complete_sizes());
             let (uploads, completed_before) = (self.clone(), own.completed);
             UploadReservation { uploads, namespaces, quota, completed_before, bytes: 0 }
         };
@@ -146,7 +171,7 @@ impl UploadedBlobs {
         let known: Vec<Digest> = {
             let all = lock(&self.0);
             let own = all.get(&namespaces).into_iter().flat_map(|own| &own.complete);
-            own.map(|(digest, _)| *digest).collect()
+            own.map(|upload| upload.digest).collect()
         };
         let removed: HashSet<Digest> =
             known.into_iter().filter(|digest| !store.has_blob(digest)).collect();
@@ -156,7 +181,7 @@ impl UploadedBlobs {
     /// Forgets the complete uploads of a caller that do not match.
     fn retain(&self, caller: &Caller, matches: impl Fn(&Digest) -> bool) {
         if let Some(own) = lock(&self.0).get_mut(&caller.namespaces()) {
-            own.complete.retain(|(digest, _)| matches(digest));
+            own.complete.retain(|upload| matches(&upload.digest));
         }
     }
 
@@ -164,7 +189,13 @@ impl UploadedBlobs {
     pub(crate) fn complete(&self, store: &Store, caller: &Caller) -> Vec<(Digest, u64)> {
         self.forget_removed(store, caller);
         let all = lock(&self.0);
-        all.get(&caller.namespaces()).map(|own| own.complete.clone()).unwrap_or_default()
+        all.get(&caller.namespaces()).map(CallerUploads::complete_sizes).unwrap_or_default()
+    }
+
+    /// Forgets the uploads that a new model of the caller has. From now on its models make them
+    /// visible: after their removal, an upload would tell whether other namespaces have the blob.
+    pub(crate) fn forget_used(&self, caller: &Caller, used: &HashSet<Digest>) {
+        self.retain(caller, |digest| !used.contains(digest));
     }
 
     fn upload_count(&self, caller: &Caller) -> usize {
@@ -190,7 +221,9 @@ impl UploadedBlobs {
     fn has_uploaded(&self, caller: &Caller, digest: &Digest) -> bool {
         let all = lock(&self.0);
         let own = all.get(&caller.namespaces());
-        own.is_some_and(|own| own.complete.iter().any(|(known, _)| known == digest))
+        own.is_some_and(|own| {
+            own.complete.iter().any(|upload| upload.digest == *digest && upload.is_visible())
+        })
     }
 }
 

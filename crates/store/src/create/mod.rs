@@ -156,7 +156,7 @@ impl Store {
         builder.apply_request(self, request)?;
         builder.set_config(self, request)?;
         for layer in &builder.layers {
-            progress(Progress::status(layer.status()));
+            progress(Progress::status(layer.status(hooks.hides_stored_layers)));
         }
         let config = builder.config.to_bytes();
         let blob = self.add_blob(&config)?;
@@ -209,8 +209,8 @@ struct PendingLayer {
 }
 
 impl PendingLayer {
-    fn status(&self) -> String {
-        match (&self.status, self.is_new) {
+    fn status(&self, hides_stored_layers: bool) -> String {
+        match (&self.status, self.is_new || hides_stored_layers) {
             (Some(status), _) => status.clone(),
             (None, true) => format!("creating new layer {}", self.layer.digest),
             (None, false) => format!("using existing layer {}", self.layer.digest),

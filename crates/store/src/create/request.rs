@@ -121,6 +121,8 @@ pub struct CreateHooks<'a> {
     pub version: Option<&'static str>,
     /// Keep blobs that only the replaced model used (`OLLAMA_NOPRUNE`).
     pub keep_unused: bool,
+    /// Report layers that the store has like new ones, for callers who may not know its content.
+    pub hides_stored_layers: bool,
 }
 
 impl<'a> CreateHooks<'a> {

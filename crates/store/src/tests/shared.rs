@@ -659,3 +659,50 @@ fn a_manifest_is_selected_by_runner() {
     let entry = listed.iter().find(|entry| entry.name == name("whole-list")).unwrap();
     assert_eq!((entry.runner.as_str(), entry.rows().len()), ("ggml", 3));
 }
+
+#[test]
+fn content_that_is_no_manifest_blocks_nothing_as_the_child_of_a_list() {
+    for text in
+        [&b"not json"[..], br#"{"mediaType":"text/x"}"#, br#"{"schemaVersion":7,"layers":[]}"#]
+    {
+        let dir = folder();
+        let store = Store::open(dir.path()).unwrap();
+        let child = |text: &[u8], runner: &str| Child {
+            digest: Digest::of(text),
+            runner: runner.into(),
+            format: "gguf".into(),
+            inline: None,
+        };
+        let present = manifest_of(&store, 1);
+        store.add_manifest(&present).unwrap();
+        let children = vec![child(&present, "ggml"), child(text, "mlx")];
+        let list = ManifestList { children }.to_bytes();
+        store.store_manifest(&short("list"), &list, false, &mut || ()).unwrap();
+        // A client uploads the content of the absent child.
+        store.add_blob(text).unwrap();
+        age_blobs(dir.path(), DAYS).unwrap();
+        assert_eq!(store.clean_up().unwrap().blocked_by, None);
+        assert!(store.has_blob(&Digest::of(text)), "the list keeps it");
+    }
+}
+
+#[test]
+fn a_name_that_garbage_collection_cannot_read_is_not_written() {
+    let dir = folder();
+    let store = Store::open(dir.path()).unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest_of(&store, 1)).unwrap();
+    for (key, value) in [
+        ("manifests", serde_json::Value::Null),
+        ("schemaVersion", "x".into()),
+        ("schemaVersion", 7.into()),
+        ("mediaType", "application/vnd.new.v1+json".into()),
+    ] {
+        let mut spoiled = manifest.clone();
+        spoiled[key] = value;
+        let text = spoiled.to_string();
+        let written = store.store_manifest(&short("spoiled"), text.as_bytes(), false, &mut || ());
+        assert!(matches!(written, Err(StoreError::Manifest { .. })), "{text}: {written:?}");
+        assert!(store.find(&short("spoiled")).unwrap().is_none());
+    }
+    assert_eq!(store.clean_up().unwrap().blocked_by, None);
+}

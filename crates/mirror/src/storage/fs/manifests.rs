@@ -510,6 +510,8 @@ fn as_client_error(error: StoreError) -> MirrorError {
         StoreError::BlobSize { digest, expected, found } => {
             ManifestProblem::BlobSize { digest, stated: expected, actual: found }.into()
         }
+        // Garbage collection could not read it.
+        StoreError::Manifest { reason, .. } => ManifestProblem::Json { reason }.into(),
         error => error.into(),
     }
 }

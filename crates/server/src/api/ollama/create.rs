@@ -145,11 +145,16 @@ async fn try_create(
 ) -> Result<Result<(), StoreError>, ApiError> {
     let (name, request, to) = (name.clone(), request.clone(), to.clone());
     let (keep_unused, worker) = (app.config().no_prune, app.launcher().file_worker());
+    let hides_stored_layers = caller.is_confined();
     let lines = to.clone();
     let build = move |store: &Store| {
         let mut progress = |line| _ = to.blocking_send(Ok(api_progress(line)));
-        let base =
-            CreateHooks { keep_unused, version: Some(OLLAMA_VERSION), ..CreateHooks::default() };
+        let base = CreateHooks {
+            keep_unused,
+            version: Some(OLLAMA_VERSION),
+            hides_stored_layers,
+            ..CreateHooks::default()
+        };
         match &worker {
             Some(worker) => build_with_worker(store, &name, &request, base, worker, &mut progress),
             None => build_in_process(store, &name, &request, base, &mut progress),
@@ -176,11 +181,16 @@ async fn try_create(
         },
         None => None,
     };
+    let used = built.description().blobs.iter().map(|(digest, _)| *digest).collect();
     let name = move |store: &Store| {
         let mut progress = |line| _ = lines.blocking_send(Ok(api_progress(line)));
         store.name_built_model(built, keep_unused, &mut progress)
     };
-    app.store(name).await
+    let created = app.store(name).await?;
+    if created.is_ok() {
+        app.uploaded_blobs().forget_used(caller, &used);
+    }
+    Ok(created)
 }
 
 fn api_progress(line: puna_store::Progress) -> Progress {

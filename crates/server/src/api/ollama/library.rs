@@ -223,7 +223,12 @@ pub(crate) async fn delete(
             Ok(StatusCode::OK.into_response())
         }
         Ok(DeleteOutcome { blocked_by: Some(error), .. }) => {
-            let warning = format!("the space of the model was not freed: {error}");
+            // The entry may belong to another namespace.
+            let reason = match Caller::current().is_confined() {
+                true => "an entry of the store cannot be read: see the server log".to_owned(),
+                false => error.to_string(),
+            };
+            let warning = format!("the space of the model was not freed: {reason}");
             Ok(json(StatusCode::OK, &DeleteResponse { warning }))
         }
         Ok(DeleteOutcome { trash_error: Some(reason), .. }) => {

@@ -13,6 +13,10 @@ use crate::canonical::ApiError;
 use crate::remote::Description;
 use crate::runner::templates::PLAIN_TEMPLATE;
 
+/// Largest number of array elements that a verbose answer shows. A large tokenizer has about a
+/// million.
+const MAX_SHOWN_ELEMENTS: usize = 2 << 20;
+
 /// Describes a model. `basename` replaces the base name in the file's metadata. `description` is a
 /// remote server's description of its model.
 pub(crate) fn show(
@@ -100,14 +104,16 @@ fn tensor(tensor: &puna_gguf::TensorInfo) -> TensorInfo {
     }
 }
 
-/// Returns the file's metadata; arrays are `null` unless `verbose` is set.
+/// Returns the file's metadata. Arrays are `null` unless `verbose` is set, and if they have more
+/// elements than those of tokenizers.
 fn info(gguf: &Gguf, verbose: bool) -> BTreeMap<String, Value> {
     let hidden = ["general.name", "tokenizer.chat_template"];
+    let mut elements_left = if verbose { MAX_SHOWN_ELEMENTS } else { 0 };
     let mut info: BTreeMap<String, Value> = gguf
         .metadata()
         .iter()
         .filter(|(key, _)| !hidden.contains(key))
-        .map(|(key, value)| (key.to_owned(), meta_value(value, verbose)))
+        .map(|(key, value)| (key.to_owned(), meta_value(value, &mut elements_left)))
         .collect();
     info.insert("general.parameter_count".into(), gguf.parameter_count().into());
     info
@@ -143,10 +149,16 @@ fn remote_info(model: &Model, description: &Description) -> BTreeMap<String, Val
     known.chain([("general.architecture".to_owned(), Value::from(family))]).collect()
 }
 
-fn meta_value(value: &Meta, verbose: bool) -> Value {
+/// Converts a value; `elements_left` is the number of array elements that may still be shown.
+fn meta_value(value: &Meta, elements_left: &mut usize) -> Value {
     match value {
-        Meta::Array(_) if !verbose => Value::Null,
-        Meta::Array(array) => array_value(array),
+        Meta::Array(array) => {
+            let Some(left) = elements_left.checked_sub(array.len().max(1)) else {
+                return Value::Null;
+            };
+            *elements_left = left;
+            array_value(array, elements_left)
+        }
         Meta::Bool(b) => json!(b),
         Meta::String(text) => String::from_utf8_lossy(text.as_bytes()).into(),
         Meta::F32(x) => float(*x),
@@ -167,6 +179,7 @@ fn integer(n: i128) -> Value {
         .unwrap_or(Value::Null)
 }
 
-fn array_value(array: &Array) -> Value {
-    (0..array.len()).map(|i| array.get(i).map_or(Value::Null, |v| meta_value(&v, true))).collect()
+fn array_value(array: &Array, elements_left: &mut usize) -> Value {
+    let element = |i| array.get(i).map_or(Value::Null, |v| meta_value(&v, elements_left));
+    (0..array.len()).map(element).collect()
 }

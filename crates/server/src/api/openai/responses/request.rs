@@ -15,6 +15,17 @@ use crate::api::{grammar_format, hide_unreadable_images};
 use crate::canonical::{ApiError, SchemaLabel};
 use crate::options::{RequestOptions, effort};
 
+/// Limits of `metadata`, those of OpenAI.
+const MAX_METADATA_PAIRS: usize = 16;
+/// Characters of a key of `metadata`.
+const MAX_METADATA_KEY: usize = 64;
+/// Characters of a value of `metadata`.
+const MAX_METADATA_VALUE: usize = 512;
+/// Maximum number of tools.
+const MAX_TOOLS: usize = 2048;
+/// Maximum size of all tools, as JSON.
+const MAX_TOOL_BYTES: usize = 1 << 20;
+
 /// Converts a request of `POST /v1/responses` after the `earlier` messages of its conversation. A
 /// request without any message only loads the model.
 pub(crate) fn to_request(
@@ -36,6 +47,7 @@ pub(crate) fn to_request(
             "truncation: unknown value {other:?}: use \"auto\" or \"disabled\""
         )));
     }
+    check_echoed_fields(request)?;
     let truncates = request.truncation.as_deref() == Some("auto");
     let shift = (request.truncation.as_deref() == Some("disabled")).then_some(false);
     let calls = earlier.iter().flat_map(|m| &m.tool_calls);
@@ -77,6 +89,31 @@ pub(crate) fn to_request(
         tools::resolve_choice(request.tool_choice.clone().unwrap_or_default(), &request.tools);
     chat.set_tools(tools::to_functions(&request.tools)?, choice)?;
     Ok(chat)
+}
+
+/// Checks the size of the fields that each event of the answer repeats.
+fn check_echoed_fields(request: &ResponsesRequest) -> Result<(), ApiError> {
+    let metadata = request.metadata.iter().flatten();
+    let is_long = |(key, value): (&String, &Value)| {
+        key.chars().count() > MAX_METADATA_KEY
+            || value.as_str().map_or_else(|| value.to_string().len(), |text| text.chars().count())
+                > MAX_METADATA_VALUE
+    };
+    if request.metadata.as_ref().is_some_and(|all| all.len() > MAX_METADATA_PAIRS)
+        || metadata.into_iter().any(is_long)
+    {
+        return Err(ApiError::bad_request(format!(
+            "metadata: use at most {MAX_METADATA_PAIRS} pairs, with keys of {MAX_METADATA_KEY} and texts of {MAX_METADATA_VALUE} characters"
+        )));
+    }
+    let bytes: usize = request.tools.iter().map(|tool| tool.to_string().len()).sum();
+    match request.tools.len() > MAX_TOOLS || bytes > MAX_TOOL_BYTES {
+        true => Err(ApiError::bad_request(format!(
+            "tools: {} tools with {bytes} bytes; use at most {MAX_TOOLS} tools with {MAX_TOOL_BYTES} bytes together",
+            request.tools.len()
+        ))),
+        false => Ok(()),
+    }
 }
 
 fn options(request: &ResponsesRequest) -> Result<RequestOptions, ApiError> {
