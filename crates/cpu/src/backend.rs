@@ -431,14 +431,14 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Op
     // A program with a result row per token has no value with a row per output.
     let fits = program.result.rows == Rows::Tokens || outputs <= program.capacity.outputs;
     assert!(tokens <= program.capacity.tokens && fits, "the step fits its program");
-    assert_eq!(
-        input.input_rows.len(),
-        tokens * program.input_cols,
-        "the step brings the rows that are read"
-    );
     assert!(
-        input.positions.len() == tokens && input.outputs.iter().all(|&row| (row as usize) < tokens)
+        input.inputs.iter().map(Vec::len).eq(program.input_cols.iter().map(|cols| tokens * cols)),
+        "the step has all rows of its inputs"
     );
+    let axes = input.axis_positions.len();
+    assert!(axes == 0 || axes == tokens, "all rows have positions on the axes, or none has");
+    let has_rows = |&row: &u32| (program.rows_per_output - 1..tokens).contains(&(row as usize));
+    assert!(input.positions.len() == tokens && input.outputs.iter().all(has_rows));
     let distinct = |mut all: Vec<u32>| {
         all.sort_unstable();
         all.windows(2).all(|pair| pair[0] != pair[1])

@@ -19,7 +19,7 @@ use crate::ops::attention::{Attend, AttentionTasks, StoreKv};
 use crate::ops::depth_attention::DepthAttention;
 use crate::ops::dynamic_conv::DynamicConv;
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, MatchNorm, Mul, Unary};
-use crate::ops::embed::{Embed, EmbedRows, GatherOutputs, InputRows, Table};
+use crate::ops::embed::{Embed, EmbedRows, GatherOutputs, InputRows, ReduceRows, Table};
 use crate::ops::group_norm::GroupNorm;
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::MoeBuffers;
@@ -60,8 +60,10 @@ pub struct Program {
     pub result: ArenaRange,
     /// Extra outputs ([`puna_graph::Graph::extra_outputs`]).
     pub extra_outputs: Vec<ArenaRange>,
-    /// Columns of the input rows that the caller provides ([`Op::InputRows`]).
-    pub input_cols: usize,
+    /// Columns of each input of a step ([`Op::InputRows`]).
+    pub input_cols: Vec<usize>,
+    /// Largest number of rows up to an output row that become one row.
+    pub rows_per_output: usize,
     /// Whether the program writes to the cache.
     pub stores: bool,
     /// Largest step.
@@ -117,13 +119,22 @@ pub fn compile(
             .collect(),
         input_cols: nodes
             .iter()
-            .filter(|node| node.op == Op::InputRows)
+            .filter(|node| matches!(node.op, Op::InputRows { .. }))
             .map(|node| plan.arena_range(node.out).cols)
-            .sum(),
+            .collect(),
+        rows_per_output: nodes.iter().map(|node| rows_per_output(&node.op)).max().unwrap_or(1),
         stores: nodes.iter().any(|node| node.op.stores()),
         capacity: plan.capacity,
         own_bytes: c.own_bytes,
     })
+}
+
+/// Number of rows up to an output row that an operation reads.
+fn rows_per_output(op: &Op) -> usize {
+    match *op {
+        Op::ConcatRows { rows, .. } | Op::MeanRows { rows, .. } => rows,
+        _ => 1,
+    }
 }
 
 /// A quantization buffer while the program is made.
@@ -192,7 +203,7 @@ impl Compiler<'_> {
                 let (table, numbers) = (self.table(table)?, self.arena_range(numbers));
                 self.push(EmbedRows { table, numbers, out });
             }
-            Op::InputRows => self.push(InputRows { out }),
+            Op::InputRows { input } => self.push(InputRows { input, out }),
             Op::Linear { x, .. } => return self.linears(nodes, x),
             Op::RmsNorm { x, w, eps, group } => {
                 let (w, x) = (self.floats(w)?, self.arena_range(x));
@@ -321,6 +332,10 @@ impl Compiler<'_> {
                 self.push(StreamSimilarityGate { a, b, out });
             }
             Op::Recur(ref recurrence) => self.recur(recurrence, out)?,
+            Op::ConcatRows { x, rows } | Op::MeanRows { x, rows } => {
+                let (x, is_mean) = (self.arena_range(x), matches!(op, Op::MeanRows { .. }));
+                self.push(ReduceRows { x, out, rows, is_mean });
+            }
             Op::GatherOutputs { x } => {
                 let x = self.arena_range(x);
                 self.push(GatherOutputs { x, out });

@@ -155,6 +155,9 @@ pub struct SegmentWindowPages {
     pub pages: Vec<u32>,
 }
 
+/// Largest number of axes of positions: time, height and width.
+pub const AXES: usize = 3;
+
 /// Input of a step.
 #[derive(Debug, Clone, Default)]
 pub struct StepInput {
@@ -168,8 +171,10 @@ pub struct StepInput {
     pub adapter_scales: Vec<AdapterScales>,
     /// Rows for which the step returns logits, in ascending order.
     pub outputs: Vec<u32>,
-    /// Input rows of [`crate::Graph::input_rows`], if the graph has it.
-    pub input_rows: Vec<f32>,
+    /// Coordinates of each row on the axes of [`Rope::axes`]; empty if all equal `positions`.
+    pub axis_positions: Vec<[u32; AXES]>,
+    /// Rows of each [`crate::Graph::input_rows`], in the order in which the graph has them.
+    pub inputs: Vec<Vec<f32>>,
 }
 
 /// A program that a backend compiled from a plan.

@@ -238,9 +238,11 @@ impl Graph {
         self.push(name, Op::EmbedRows { table, numbers }, of.rows, of.cols * cols)
     }
 
-    /// Input rows that the caller provides, `cols` columns wide.
+    /// The next input of the step, with a row of `cols` columns for each token.
     pub fn input_rows(&mut self, name: &'static str, cols: usize) -> ValueId {
-        self.push(name, Op::InputRows, Rows::Tokens, cols)
+        let is_input = |node: &&Node| matches!(node.op, Op::InputRows { .. });
+        let input = InputId(self.nodes.iter().filter(is_input).count() as u32);
+        self.push(name, Op::InputRows { input }, Rows::Tokens, cols)
     }
 
     /// `scale · x · wᵀ + bias`.
@@ -510,6 +512,24 @@ impl Graph {
     pub fn gather_outputs(&mut self, x: ValueId) -> ValueId {
         let cols = self.value(x).cols;
         self.push("outputs", Op::GatherOutputs { x }, Rows::Outputs, cols)
+    }
+
+    /// For each output row the columns of the `rows` rows up to it, see [`Op::ConcatRows`].
+    pub fn concat_rows(&mut self, name: &'static str, x: ValueId, rows: usize) -> ValueId {
+        let cols = self.columns_of_token_rows(x) * rows;
+        self.push(name, Op::ConcatRows { x, rows }, Rows::Outputs, cols)
+    }
+
+    /// For each output row the mean of the `rows` rows up to it, see [`Op::MeanRows`].
+    pub fn mean_rows(&mut self, name: &'static str, x: ValueId, rows: usize) -> ValueId {
+        let cols = self.columns_of_token_rows(x);
+        self.push(name, Op::MeanRows { x, rows }, Rows::Outputs, cols)
+    }
+
+    fn columns_of_token_rows(&self, x: ValueId) -> usize {
+        let value = self.value(x);
+        assert_eq!(value.rows, Rows::Tokens, "output rows are not reduced again");
+        value.cols
     }
 
     /// Moves each linear operation directly after the first one with the same input, so that

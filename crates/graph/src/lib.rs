@@ -29,7 +29,7 @@ pub use adapter_scales::AdapterScales;
 pub use adapter_updates::{AdapterUpdates, ControlVector, ExpertLoraUpdates, LowRank};
 pub use attention::{AttentionSpec, RelativePositionBias};
 pub use backend::{
-    ActivationStats, Backend, BackendError, Bytes, CacheSpec, Description, OpTime, ProgramId,
+    AXES, ActivationStats, Backend, BackendError, Bytes, CacheSpec, Description, OpTime, ProgramId,
     Segment, SegmentWindowPages, StateSpec, StepInput, Weight,
 };
 pub use graph::{Graph, Linear, Node, Norm, PerHeadLinear, Storage, Value};
@@ -45,4 +45,4 @@ pub use recurrent::{
 pub use selected_positions::SelectedPositions;
 pub use streams::{StreamSpec, StreamWrite};
 pub use top_k_positions::TopKPositionsSpec;
-pub use values::{Index, Rope, RopeId, RopeKind, Rows, ValueId, WeightId};
+pub use values::{Index, InputId, Rope, RopeId, RopeKind, Rows, ValueId, WeightId};

@@ -11,7 +11,7 @@ use crate::attention::AttentionSpec;
 use crate::recurrent::Recurrence;
 use crate::streams::StreamSpec;
 use crate::top_k_positions::TopKPositionsSpec;
-use crate::values::{Index, RopeId, ValueId, WeightId};
+use crate::values::{Index, InputId, RopeId, ValueId, WeightId};
 
 /// Element-wise functions.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -209,8 +209,11 @@ pub enum Op {
         /// Row numbers.
         numbers: ValueId,
     },
-    /// Rows that the caller provides with the step, see [`crate::StepInput::input_rows`].
-    InputRows,
+    /// Rows that the caller provides with the step, see [`crate::StepInput::inputs`].
+    InputRows {
+        /// Index of the input.
+        input: InputId,
+    },
     /// `scale · x · wᵀ + bias`, for `w` of shape `[in, out]`.
     Linear {
         /// `[in, out]`.
@@ -509,6 +512,21 @@ pub enum Op {
     },
     /// Recurrent layer: carries a state of fixed size from token to token.
     Recur(Box<Recurrence>),
+    /// For each row whose logits the step returns, the columns of the `rows` rows up to it, side by
+    /// side: patches of a picture that become one token.
+    ConcatRows {
+        /// Input.
+        x: ValueId,
+        /// Number of rows that become one.
+        rows: usize,
+    },
+    /// For each row whose logits the step returns, the mean of the `rows` rows up to it.
+    MeanRows {
+        /// Input.
+        x: ValueId,
+        /// Number of rows that become one.
+        rows: usize,
+    },
     /// Takes the rows of the tokens for which the step returns logits.
     GatherOutputs {
         /// Input, one row per token.
@@ -521,7 +539,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } | Op::EmbedRows { .. } => "embed",
-            Op::InputRows => "input_rows",
+            Op::InputRows { .. } => "input_rows",
             Op::Linear { .. } | Op::PerHeadLinear { .. } => "linear",
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
@@ -551,6 +569,8 @@ impl Op {
             | Op::WriteStreams { .. }
             | Op::StreamSimilarityGate { .. } => "streams",
             Op::Recur(recurrence) => recurrence.name(),
+            Op::ConcatRows { .. } => "concat_rows",
+            Op::MeanRows { .. } => "mean_rows",
             Op::GatherOutputs { .. } => "gather_outputs",
         }
     }

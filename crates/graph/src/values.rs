@@ -22,6 +22,17 @@ impl WeightId {
     }
 }
 
+/// Rows that the caller provides with a step, by their index in [`crate::StepInput::inputs`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct InputId(pub u32);
+
+impl InputId {
+    /// Index in the list of inputs.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// A rotary table of the model, by its index in the list of [`Rope`]s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RopeId(pub u32);
@@ -67,8 +78,19 @@ pub struct Rope {
     pub frequencies: Vec<f32>,
     /// Factor of cosine and sine.
     pub magnitude: f32,
+    /// Axis of the position that rotates each pair: an index in
+    /// [`crate::StepInput::axis_positions`]. Empty if all pairs rotate by the position in the
+    /// sequence.
+    pub axes: Vec<u8>,
     /// Number that is subtracted from the position of each token, down to position 0.
     pub position_offset: u32,
     /// Whether the rotation is inverse.
     pub is_inverse: bool,
+}
+
+impl Rope {
+    /// The position by which a token at `position` is rotated.
+    pub fn moved(&self, position: u32) -> f64 {
+        f64::from(position.saturating_sub(self.position_offset))
+    }
 }

@@ -36,7 +36,7 @@ pub(crate) trait Drafter: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DraftMethod {
     /// One token per step. A row for each sequence reads its latest token or draft token, and a
-    /// state ([`puna_graph::StepInput::input_rows`]). The first state is that of the latest
+    /// state ([`puna_graph::StepInput::inputs`]). The first state is that of the latest
     /// computed token; each step adds the state for the next one as an extra output.
     Chain {
         /// Dimensions of a state.

@@ -117,6 +117,7 @@ impl RopeKeys {
             kind,
             frequencies,
             magnitude: self.magnitude(),
+            axes: Vec::new(),
             position_offset: 0,
             is_inverse: false,
         }

@@ -55,7 +55,7 @@ fn transition(pair: &mut Pair, before: &[u32], states: &[Vec<f32>]) -> (Vec<Vec<
         positions: vec![0; rows],
         segments: vec![Pair::segment(0, 0, 0, rows)],
         outputs: (0..rows as u32).collect(),
-        input_rows: states.concat(),
+        inputs: vec![states.concat()],
         ..StepInput::default()
     };
     let added = pair.run(StepKind::TransitionLogits, &input);

@@ -36,7 +36,7 @@ impl Chain {
             let before = if cached_tokens == 0 { vec![0.0; width] } else { before };
             let given = [&before[..], &states[..states.len() - width]].concat();
             let segments = vec![Segment { encoder_tokens: 1, ..input.segments[0].clone() }];
-            let input = StepInput { input_rows: given, segments, outputs: Vec::new(), ..input };
+            let input = StepInput { inputs: vec![given], segments, outputs: Vec::new(), ..input };
             self.pair.run(StepKind::DraftPrefill, &input);
         }
     }
@@ -45,18 +45,19 @@ impl Chain {
     /// returns the logits.
     fn guess(&mut self, asked: &[(usize, usize, u32)], nth: usize) -> Vec<Vec<f32>> {
         let (width, sees_own) = self.chain();
-        let mut input = StepInput::default();
+        let (mut input, mut states) = (StepInput::default(), Vec::new());
         for (row, &(sequence, computed, token)) in asked.iter().enumerate() {
             let (place, encoder_tokens) =
                 if sees_own { (computed + nth, 1) } else { (computed - 1, 0) };
             input.tokens.push(token);
             input.positions.push((if sees_own { place } else { computed }) as u32);
-            input.input_rows.extend_from_slice(&self.states[sequence]);
+            states.extend_from_slice(&self.states[sequence]);
             input
                 .segments
                 .push(Segment { encoder_tokens, ..Pair::segment(sequence, row, place, 1) });
             input.outputs.push(row as u32);
         }
+        input.inputs.push(states);
         let logits = self.pair.run(StepKind::Draft, &input);
         for ((sequence, ..), state) in
             asked.iter().zip(self.pair.backend.extra_output(0).chunks_exact(width))

@@ -1,6 +1,6 @@
 //! Rows of embedding tables, and the rows for which the step returns logits.
 
-use puna_graph::{ArenaRange, Index, Weight};
+use puna_graph::{ArenaRange, Index, InputId, Weight};
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
@@ -97,8 +97,9 @@ fn listed(list: &[u8], token: u32) -> u32 {
     entry.map_or(token, u32::from_le_bytes)
 }
 
-/// Copies the input rows that the caller provides.
+/// Copies the rows of an input of the step.
 pub struct InputRows {
+    pub input: InputId,
     pub out: ArenaRange,
 }
 
@@ -113,11 +114,51 @@ unsafe impl Instruction for InputRows {
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
-        let cols = self.out.cols;
+        let (rows, cols) = (&step.input.inputs[self.input.index()], self.out.cols);
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task.
             let out = unsafe { step.arena.row_mut(&self.out, row) };
-            out.copy_from_slice(&step.input.input_rows[row * cols..][..cols]);
+            out.copy_from_slice(&rows[row * cols..][..cols]);
+        }
+    }
+}
+
+/// Makes one row of several consecutive rows: puts them side by side, or takes their mean.
+pub struct ReduceRows {
+    pub x: ArenaRange,
+    pub out: ArenaRange,
+    /// Number of rows that become one.
+    pub rows: usize,
+    /// Whether the result is the mean.
+    pub is_mean: bool,
+}
+
+// SAFETY: a task writes its own rows of the result.
+unsafe impl Instruction for ReduceRows {
+    fn name(&self) -> &'static str {
+        if self.is_mean { "mean_rows" } else { "concat_rows" }
+    }
+
+    fn tasks(&self, step: &Step<'_>) -> usize {
+        row_tasks(&self.out, step)
+    }
+
+    unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
+        for row in task_rows(task, &self.out, step) {
+            let end = step.input.outputs[row] as usize + 1;
+            // SAFETY: each row belongs to one task; the planner keeps `x` and `out` apart.
+            let out = unsafe { step.arena.row_mut(&self.out, row) };
+            // SAFETY: an earlier instruction computed the rows, behind a barrier.
+            let rows = (end - self.rows..end).map(|at| unsafe { step.arena.row(&self.x, at) });
+            if !self.is_mean {
+                rows.zip(out.chunks_exact_mut(self.x.cols))
+                    .for_each(|(x, out)| out.copy_from_slice(x));
+                continue;
+            }
+            out.fill(0.0);
+            rows.for_each(|x| out.iter_mut().zip(x).for_each(|(sum, x)| *sum += x));
+            let factor = 1.0 / self.rows as f32;
+            out.iter_mut().for_each(|sum| *sum *= factor);
         }
     }
 }

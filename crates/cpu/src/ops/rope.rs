@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use puna_graph::{ArenaRange, RopeKind};
+use puna_graph::{AXES, ArenaRange, RopeKind};
 
 use crate::memory::SharedBuffer;
 use crate::ops::elementwise::own_row;
@@ -33,13 +33,17 @@ unsafe impl Instruction for RopeTable {
         let rope = &step.ropes[self.rope];
         let each = rows_per_task(self.pairs * 16);
         for row in task * each..((task + 1) * each).min(step.input.tokens.len()) {
-            let position =
-                f64::from(step.input.positions[row].saturating_sub(rope.position_offset));
+            let position = step.input.positions[row];
+            let coordinates = step.input.axis_positions.get(row).copied();
+            let coordinates = coordinates.unwrap_or([position; AXES]).map(|at| rope.moved(at));
+            let position = rope.moved(position);
             let sign = if rope.is_inverse { -rope.magnitude } else { rope.magnitude };
             // SAFETY: each row belongs to one task.
             let out = unsafe { self.angles.slice_mut(row * 2 * self.pairs, 2 * self.pairs) };
             let (cos, sin) = out.split_at_mut(self.pairs);
-            for ((c, s), &f) in cos.iter_mut().zip(sin).zip(&rope.frequencies) {
+            for (pair, ((c, s), &f)) in cos.iter_mut().zip(sin).zip(&rope.frequencies).enumerate() {
+                let axis = rope.axes.get(pair).map(|&axis| coordinates[usize::from(axis)]);
+                let position = axis.unwrap_or(position);
                 // In f64: at positions of 100,000 an f32 product is off by a hundredth of a turn.
                 let angle = (position * f64::from(f)) % std::f64::consts::TAU;
                 let (sin, cos) = (angle as f32).sin_cos();

@@ -165,12 +165,13 @@ impl BlockDrafter {
         executor: &mut ModelExecutor,
         result: &mut DraftTokens,
     ) -> Result<Vec<(u32, f32)>, EngineError> {
-        let mut input = StepInput::default();
+        let (mut input, mut states) = (StepInput::default(), Vec::new());
         for (row, one) in in_progress.iter().enumerate() {
             input.tokens.push(one.previous);
             input.positions.push(row as u32);
-            input.input_rows.extend_from_slice(row_of(&output.states, link.state_dim, one.row()));
+            states.extend_from_slice(row_of(&output.states, link.state_dim, one.row()));
         }
+        input.inputs.push(states);
         input.segments =
             vec![puna_graph::Segment { rows: in_progress.len(), ..Default::default() }];
         executor.prepare(StepKind::TransitionLogits, &input)?;

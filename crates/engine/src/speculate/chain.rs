@@ -123,16 +123,17 @@ impl ChainDrafter {
         sequence: impl Fn(RequestId) -> Option<(&'a [u32], &'a SequencePages)>,
         (executor, pages): (&mut ModelExecutor, &PagePool),
     ) -> Result<(), EngineError> {
-        let mut input = StepInput::default();
+        let (mut input, mut features) = (StepInput::default(), Vec::new());
         for PendingRows { id, cached_tokens, states } in self.pending.drain(..) {
             let Some((tokens, held)) = sequence(id) else { continue };
             let (first_row, rows) = (input.tokens.len(), states.len() / self.width);
             input.tokens.extend_from_slice(&tokens[cached_tokens..cached_tokens + rows]);
             input.positions.extend((cached_tokens..cached_tokens + rows).map(|p| p as u32));
-            input.input_rows.extend(states);
+            features.extend(states);
             input.segments.push(companion_segment(held, pages, first_row, rows, cached_tokens));
         }
         if !input.tokens.is_empty() {
+            input.inputs.push(features);
             executor.run(StepKind::DraftPrefill, &input)?;
         }
         Ok(())
@@ -217,7 +218,7 @@ impl ChainDrafter {
         requests: &[DraftRequest<'_>],
         pages: &PagePool,
     ) -> StepInput {
-        let mut input = StepInput::default();
+        let (mut input, mut features) = (StepInput::default(), Vec::new());
         for (row, one) in in_progress.iter().enumerate() {
             let request = &requests[one.index];
             let newest = request.tokens.len() - 1;
@@ -230,10 +231,11 @@ impl ChainDrafter {
             };
             input.tokens.push(one.token);
             input.positions.push(position as u32);
-            input.input_rows.extend_from_slice(&one.features);
+            features.extend_from_slice(&one.features);
             input.segments.push(segment);
             input.outputs.push(row as u32);
         }
+        input.inputs.push(features);
         input
     }
 }

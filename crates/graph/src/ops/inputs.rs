@@ -16,7 +16,7 @@ impl Op {
     /// The values that the operation reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         let list: [Option<ValueId>; 5] = match *self {
-            Op::Embed { .. } | Op::InputRows | Op::Recur(_) | Op::DepthAttention { .. } => {
+            Op::Embed { .. } | Op::InputRows { .. } | Op::Recur(_) | Op::DepthAttention { .. } => {
                 [None; 5]
             }
             Op::EmbedRows { numbers: x, .. }
@@ -36,6 +36,8 @@ impl Op {
             | Op::Unfold { x, .. }
             | Op::GroupNorm { x, .. }
             | Op::StreamWeights { x, .. }
+            | Op::ConcatRows { x, .. }
+            | Op::MeanRows { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
             Op::ReadStreams { streams, weights } => {
                 [Some(streams), Some(weights), None, None, None]

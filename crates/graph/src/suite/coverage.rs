@@ -30,7 +30,7 @@ variants!(OPS, op_name, Op: Embed, EmbedRows, InputRows, Linear, PerHeadLinear, 
     Rope, Attention, TopKPositions, StoreKv, Glu, Activate, Moe, Add, Concat, Mul, AttnTemperature,
     Scale, ScaleAdapter, AddControlVector, Softcap, MatchNorm, DepthAttention, GaussianTopK,
     StridedColumns, DynamicConv, Unfold, GroupNorm, StreamWeights, ReadStreams, WriteStreams, StreamSimilarityGate, Recur,
-    GatherOutputs);
+    ConcatRows, MeanRows, GatherOutputs);
 variants!(RECURRENCES, recurrence_name, Recurrence: Conv, Scan, Delta, Wkv, Wkv7, Retention, Pool,
     NgramRows);
 variants!(DECAY_KINDS, decay_kind_name, DecayKind: Unbounded, Bounded);

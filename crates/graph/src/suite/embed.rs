@@ -25,8 +25,11 @@ pub(super) fn cases() -> Vec<Case> {
             .map(|ty| embed(ty, lookup, 5))
     });
     let input_rows = [(1, 64), (7, 33), (65, 96)].map(input_rows);
+    let input_rows = input_rows.into_iter().chain([two_inputs()]);
     let outputs = [(1, 1), (8, 3), (65, 2)].map(outputs);
-    types.chain(lookups).chain(input_rows).chain(outputs).collect()
+    let reduced = [(4, 4, false), (18, 9, false), (1, 1, false), (16, 16, true), (96, 4, true)]
+        .map(reduced_rows);
+    types.chain(lookups).chain(input_rows).chain(outputs).chain(reduced).collect()
 }
 
 /// How the row of a table is found.
@@ -104,6 +107,43 @@ fn input_rows((rows, cols): (usize, usize)) -> Case {
         let mut p = Problem::new(Schedule::one_step(rows));
         let x = p.input_rows(cols);
         p.expect_rows(x.id, |token| doubles(x.row(token)));
+        p
+    })
+}
+
+fn two_inputs() -> Case {
+    Case::new("inputs=2 rows=9 width=17".into(), Tolerance::EXACT, move || {
+        let mut p = Problem::new(Schedule::one_step(9));
+        let (a, b) = (p.input_rows(5), p.input_rows(12));
+        let out = p.graph.concat("out", b.id, a.id);
+        p.expect_rows(out, |token| doubles(&[b.row(token), a.row(token)].concat()));
+        p
+    })
+}
+
+/// Rows of blocks that become one row: side by side, or their mean.
+fn reduced_rows((rows, block, is_mean): (usize, usize, bool)) -> Case {
+    let op = if is_mean { "mean_rows" } else { "concat_rows" };
+    let tolerance = if is_mean { Tolerance::F32 } else { Tolerance::EXACT };
+    Case::new(format!("{op} rows={rows} block={block} width=19"), tolerance, move || {
+        let mut p = Problem::new(Schedule::one_step(rows));
+        p.output_stride = block;
+        let x = p.input(19);
+        let out = match is_mean {
+            true => p.graph.mean_rows("out", x.id, block),
+            false => p.graph.concat_rows("out", x.id, block),
+        };
+        p.expect(out, |span| {
+            let of_block = |i: usize| {
+                let first = (i + 1).saturating_sub(block);
+                let all: Vec<f64> =
+                    (first..first + block).flat_map(|at| doubles(x.row(span.tokens[at]))).collect();
+                let mean =
+                    |column: usize| all.iter().skip(column).step_by(19).sum::<f64>() / block as f64;
+                if is_mean { (0..19).map(mean).collect() } else { all }
+            };
+            span.indices().map(of_block).collect()
+        });
         p
     })
 }

@@ -9,7 +9,7 @@ use super::compare::Expected;
 use super::random::Random;
 use super::schedule::{Action, Schedule, Span};
 use crate::adapter_scales::AdapterScales;
-use crate::backend::{CacheSpec, Segment, SegmentWindowPages, StateSpec, StepInput, Weight};
+use crate::backend::{AXES, CacheSpec, Segment, SegmentWindowPages, StateSpec, StepInput, Weight};
 use crate::graph::Graph;
 use crate::kv::{CacheLayer, KvType};
 use crate::values::{Index, Rope, RopeId, Rows, ValueId, WeightId};
@@ -103,7 +103,9 @@ pub(super) struct Problem {
     ropes: Vec<Rope>,
     layers: Vec<CacheLayer>,
     states: Vec<usize>,
-    input_rows: Option<Matrix>,
+    inputs: Vec<Matrix>,
+    /// Positions on the axes, from the position in the sequence.
+    pub axis_positions: Option<fn(u32) -> [u32; AXES]>,
     expected: Vec<Expected>,
     kept: Vec<Matrix>,
 }
@@ -151,7 +153,8 @@ impl Problem {
             ropes: Vec::new(),
             layers: Vec::new(),
             states: Vec::new(),
-            input_rows: None,
+            inputs: Vec::new(),
+            axis_positions: None,
             expected: Vec::new(),
             kept: Vec::new(),
         }
@@ -261,7 +264,7 @@ impl Problem {
     pub fn input_rows(&mut self, cols: usize) -> Input {
         let values = self.random.numbers(self.schedule.vocabulary() * cols);
         let rows = Matrix { cols, values };
-        self.input_rows = Some(rows.clone());
+        self.inputs.push(rows.clone());
         Input { id: self.graph.input_rows("input_rows", cols), rows }
     }
 
@@ -393,10 +396,14 @@ impl Problem {
             input.segments.push(self.segment(span, first_row));
             input.tokens.extend(span.rows().iter().map(|&token| token as u32));
             input.positions.extend(span.indices().map(|i| (span.first_position + i) as u32));
-            let input_rows = self.input_rows.iter();
-            input.input_rows.extend(
-                input_rows.flat_map(|rows| span.rows().iter().flat_map(move |&t| rows.row(t))),
-            );
+            if let Some(axis_positions) = self.axis_positions {
+                let positions = span.indices().map(|i| (span.first_position + i) as u32);
+                input.axis_positions.extend(positions.map(axis_positions));
+            }
+            input.inputs.resize_with(self.inputs.len(), Vec::new);
+            for (rows, input) in self.inputs.iter().zip(&mut input.inputs) {
+                input.extend(span.rows().iter().flat_map(|&token| rows.row(token)));
+            }
             if let Some(scales) = self.adapter_scales.get(span.sequence) {
                 input.adapter_scales.push(scales.clone());
             }
