@@ -32,6 +32,7 @@ mod residual;
 mod rope;
 mod rwkv;
 mod token_mixing_conv;
+mod vision;
 mod weights;
 mod windows;
 
@@ -44,3 +45,4 @@ pub use model::{
     Model, Pooling, StepKind, check_architecture, check_companion, is_companion,
     is_supported_architecture, known_architectures, known_companions,
 };
+pub use vision::{Picture, PictureError, VisionTower};

@@ -74,6 +74,11 @@ impl<'a> Weights<'a> {
         self.view.tensor(name).and_then(|tensor| tensor.shape.get(1).map(|&rows| rows as usize))
     }
 
+    /// Rows of a mandatory matrix.
+    pub fn rows_of(&self, name: &str) -> Result<usize, ModelError> {
+        self.rows(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })
+    }
+
     /// Columns of a matrix in the file.
     pub fn columns(&self, name: &str) -> Option<usize> {
         self.view
@@ -89,6 +94,22 @@ impl<'a> Weights<'a> {
         }
         let data = Arc::new(MappedBytes(tensor.shared()));
         Ok(Some(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data })))
+    }
+
+    /// Matrix `[input, output]` of a tensor with another shape, such as a convolution, and its
+    /// optional bias.
+    pub fn reshaped_linear(
+        &mut self,
+        [weight, bias]: [&str; 2],
+        stored: &[usize],
+        shape: [usize; 2],
+    ) -> Result<Linear, ModelError> {
+        let missing = || ModelError::MissingTensor { name: weight.into() };
+        let tensor = self.checked(weight, stored)?.ok_or_else(missing)?;
+        let data = Arc::new(MappedBytes(tensor.shared()));
+        let w = Weight { name: weight.into(), ty: tensor.ty, shape: shape.to_vec(), data };
+        let (w, bias) = (self.add(w), self.opt(bias, &shape[1..])?);
+        Ok(Linear { w, scale: 1.0, bias, out: shape[1] })
     }
 
     /// Constant tensor of this shape, which is not in the file.

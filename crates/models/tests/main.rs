@@ -1,4 +1,4 @@
-//! Models of every architecture: adapters, draft models, invalid files.
+//! Models of every architecture: adapters, draft models, invalid files; vision towers.
 
 mod adapters;
 mod bad_drafts;
@@ -8,3 +8,4 @@ mod blocks;
 mod drafts;
 mod kin;
 mod kit;
+mod vision;

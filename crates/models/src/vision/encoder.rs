@@ -1,0 +1,283 @@
+//! The transformer that most towers share: patch embedding, blocks with full attention and two
+//! norms, as in ViT (Dosovitskiy et al., 2021).
+//!
+//! | tensor | |
+//! |---|---|
+//! | `v.patch_embd.{weight,bias}` | patch of 3 · P · P values → E |
+//! | `v.patch_embd.weight.1` | second frame; a still picture is its own second frame |
+//! | `v.pre_ln`, `v.post_ln` | norms around the blocks |
+//! | `v.blk.N.ln1`, `attn_{q,k,v}` or `attn_qkv`, `attn_{q,k}_norm`, `attn_out`, `ls1` | attention |
+//! | `v.blk.N.ln2`, `ffn_{gate,up,down}`, `ls2` | feed-forward network |
+
+use puna_graph::{
+    Activation, AttentionSpec, Glu, Graph, Index, Linear, Mask, RopeId, ValueId, WeightId,
+};
+
+use super::patches::PatchLayout;
+use crate::blocks::{Mlp, Qkv};
+use crate::error::ModelError;
+use crate::hparams::Keys;
+use crate::norms::{AnyNorm, NormKind};
+use crate::weights::Weights;
+
+/// Slope of the sigmoid in quick GELU, `x · σ(1.702 x)`.
+const QUICK_GELU: f32 = 1.702;
+
+/// Activation of the feed-forward networks without a gate.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum FfnActivation {
+    Plain(Activation),
+    /// `x · σ(1.702 x)`, as in CLIP (Radford et al., 2021).
+    QuickGelu,
+}
+
+/// Properties of a family's transformer.
+pub(super) struct EncoderSpec {
+    pub activation: FfnActivation,
+    /// Whether norms are RMS norms.
+    pub is_rms: bool,
+    /// Whether files may have exchanged the names of `ffn_up` and `ffn_down`.
+    pub may_swap_ffn: bool,
+    /// Whether the last block is left out.
+    pub skips_last_block: bool,
+    /// Whether the graph has an input of learned positions.
+    pub has_positions: bool,
+}
+
+/// The transformer of a file.
+pub(super) struct Encoder {
+    /// Columns of a row.
+    pub n_embd: usize,
+    /// Epsilon of norms.
+    pub eps: f32,
+    patch_values: usize,
+    patch: Vec<Linear>,
+    has_positions: bool,
+    pre_norm: AnyNorm,
+    blocks: Vec<Block>,
+    post_norm: AnyNorm,
+}
+
+struct Block {
+    norms: [AnyNorm; 2],
+    qkv: Qkv,
+    qk_norm: [AnyNorm; 2],
+    attention: AttentionSpec,
+    wo: Linear,
+    ffn: Ffn,
+    /// Factors of the results of attention and network, one for each column.
+    scales: [Option<WeightId>; 2],
+}
+
+enum Ffn {
+    Gated(Mlp),
+    Plain { up: Linear, down: Linear, activation: FfnActivation },
+}
+
+impl Encoder {
+    /// Loads the tensors of a file.
+    pub fn load(
+        keys: &Keys<'_>,
+        w: &mut Weights<'_>,
+        layout: &PatchLayout,
+        spec: &EncoderSpec,
+    ) -> Result<Self, ModelError> {
+        let n_embd = keys.hidden_size("vision.embedding_length")?;
+        let heads = keys.count("vision.attention.head_count")?;
+        if heads == 0 || !n_embd.is_multiple_of(heads) {
+            let (key, value) = (keys.name("vision.attention.head_count"), heads.to_string());
+            let reason = "it must divide the embedding length";
+            return Err(ModelError::KeyValue { key, value, reason });
+        }
+        let eps = keys.epsilon("vision.attention.layer_norm_epsilon")?;
+        let norm = if spec.is_rms { NormKind::Rms(eps) } else { NormKind::Layer(eps) };
+        let layers = keys.layers("vision.block_count")?;
+        let used = if spec.skips_last_block { layers.saturating_sub(1) } else { layers };
+        let side = layout.patch;
+        let stored = [side, side, 3, n_embd];
+        let mut patch = vec![w.reshaped_linear(
+            ["v.patch_embd.weight", "v.patch_embd.bias"],
+            &stored,
+            [layout.patch_values(), n_embd],
+        )?];
+        if w.has("v.patch_embd.weight.1") {
+            patch.push(w.reshaped_linear(
+                ["v.patch_embd.weight.1", "v.patch_embd.bias.1"],
+                &stored,
+                [layout.patch_values(), n_embd],
+            )?);
+        }
+        let mut blocks = Vec::new();
+        for i in 0..used {
+            blocks.push(Block::load(w, &format!("v.blk.{i}"), (n_embd, heads), norm, spec)?);
+        }
+        Ok(Self {
+            n_embd,
+            eps,
+            patch_values: layout.patch_values(),
+            patch,
+            has_positions: spec.has_positions,
+            pre_norm: norm.load_opt(w, "v.pre_ln", &[n_embd])?.unwrap_or(AnyNorm::None),
+            blocks,
+            post_norm: norm.load_opt(w, "v.post_ln", &[n_embd])?.unwrap_or(AnyNorm::None),
+        })
+    }
+
+    /// Values of the bias of the patch embedding; zeros without.
+    pub fn patch_bias(w: &Weights<'_>, n_embd: usize) -> Result<Vec<f32>, ModelError> {
+        Ok(w.numbers("v.patch_embd.bias", n_embd)?.unwrap_or_else(|| vec![0.0; n_embd]))
+    }
+
+    /// Rows of all patches behind the blocks, before the last norm. `after_block` is called with
+    /// the result of each block.
+    pub fn forward(
+        &self,
+        g: &mut Graph,
+        rope: Option<RopeId>,
+        mut after_block: impl FnMut(&mut Graph, usize, ValueId),
+    ) -> ValueId {
+        let patches = g.input_rows("inp_raw", self.patch_values);
+        let mut x = g.linear("patch_embd", &self.patch[0], patches);
+        for second in &self.patch[1..] {
+            let other = g.linear("patch_embd_1", second, patches);
+            x = g.add("patch_embd", x, other);
+        }
+        if self.has_positions {
+            let positions = g.input_rows("pos_embd", self.n_embd);
+            x = g.add("inp_pos", x, positions);
+        }
+        x = self.pre_norm.apply(g, "pre_ln", x);
+        for (i, block) in self.blocks.iter().enumerate() {
+            g.set_layer(Some(i));
+            x = block.forward(g, i, x, rope);
+            after_block(g, i, x);
+        }
+        g.set_layer(None);
+        x
+    }
+
+    /// The norm behind the blocks, if the file has it.
+    pub fn post_norm(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        self.post_norm.apply(g, "post_ln", x)
+    }
+}
+
+impl Block {
+    fn load(
+        w: &mut Weights<'_>,
+        block: &str,
+        (n_embd, heads): (usize, usize),
+        norm: NormKind,
+        spec: &EncoderSpec,
+    ) -> Result<Self, ModelError> {
+        let dim = n_embd / heads;
+        let attention =
+            AttentionSpec { mask: Mask::Full, ..AttentionSpec::causal(heads, heads, dim, dim) };
+        let scale = |w: &mut Weights<'_>, name: &str| {
+            w.opt(&format!("{block}.{name}.weight"), &[n_embd, 1])
+        };
+        Ok(Self {
+            norms: [
+                norm.load(w, &format!("{block}.ln1"), &[n_embd])?,
+                norm.load(w, &format!("{block}.ln2"), &[n_embd])?,
+            ],
+            qkv: Qkv::load(w, block, n_embd, [n_embd; 3])?,
+            qk_norm: [
+                norm.load_opt(w, &format!("{block}.attn_q_norm"), &[dim])?.unwrap_or(AnyNorm::None),
+                norm.load_opt(w, &format!("{block}.attn_k_norm"), &[dim])?.unwrap_or(AnyNorm::None),
+            ],
+            attention,
+            wo: w.linear(&format!("{block}.attn_out"), n_embd, n_embd)?,
+            ffn: Ffn::load(w, block, n_embd, spec)?,
+            scales: [scale(w, "ls1")?, scale(w, "ls2")?],
+        })
+    }
+
+    fn forward(&self, g: &mut Graph, i: usize, x: ValueId, rope: Option<RopeId>) -> ValueId {
+        let dim = self.attention.key_dim;
+        let h = self.norms[0].apply(g, "layer_inp_normed", x);
+        let [mut q, mut k, v] = self.qkv.project(g, h);
+        q = self.qk_norm[0].apply(g, "Qcur_norm", q);
+        k = self.qk_norm[1].apply(g, "Kcur_norm", k);
+        if let Some(rope) = rope {
+            q = g.rope("Qcur_pos", q, dim, rope);
+            k = g.rope("Kcur_pos", k, dim, rope);
+        }
+        let a = g.attention("kqv_out", i, [q, k, v], self.attention);
+        let a = g.linear("attn_out", &self.wo, a);
+        let a = self.scaled(g, 0, a);
+        let x = g.add("ffn_inp", a, x);
+        let h = self.norms[1].apply(g, "ffn_inp_normed", x);
+        let f = self.ffn.forward(g, h);
+        let f = self.scaled(g, 1, f);
+        g.add("layer_out", f, x)
+    }
+
+    fn scaled(&self, g: &mut Graph, part: usize, x: ValueId) -> ValueId {
+        let Some(scale) = self.scales[part] else { return x };
+        let cols = g.value(x).cols;
+        let factors = g.embed("layer_scale", scale, cols, Index::Fixed(0));
+        g.mul("layer_scaled", x, factors)
+    }
+}
+
+impl Ffn {
+    fn load(
+        w: &mut Weights<'_>,
+        block: &str,
+        n_embd: usize,
+        spec: &EncoderSpec,
+    ) -> Result<Self, ModelError> {
+        let name = |part: &str| format!("{block}.ffn_{part}.weight");
+        // The matrix that takes rows of the tower is the first one.
+        let is_swapped = spec.may_swap_ffn && w.columns(&name("down")) == Some(n_embd);
+        let [up, down] = if is_swapped { ["down", "up"] } else { ["up", "down"] };
+        let missing = || ModelError::MissingTensor { name: name(up) };
+        let ff = w.rows(&name(up)).ok_or_else(missing)?;
+        if w.has(&name("gate")) {
+            return Ok(Self::Gated(Mlp::load(w, block, n_embd, ff, Glu::Silu)?));
+        }
+        Ok(Self::Plain {
+            up: w.linear(&format!("{block}.ffn_{up}"), n_embd, ff)?,
+            down: w.linear(&format!("{block}.ffn_{down}"), ff, n_embd)?,
+            activation: spec.activation,
+        })
+    }
+
+    fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        match self {
+            Self::Gated(mlp) => mlp.forward(g, x),
+            Self::Plain { up, down, activation } => {
+                let h = g.linear("ffn_up", up, x);
+                let h = activation.apply(g, h);
+                g.linear("ffn_out", down, h)
+            }
+        }
+    }
+}
+
+impl FfnActivation {
+    fn apply(self, g: &mut Graph, x: ValueId) -> ValueId {
+        match self {
+            Self::Plain(kind) => g.activate("ffn_act", kind, x),
+            Self::QuickGelu => {
+                let x = g.scale("ffn_act_in", x, QUICK_GELU);
+                let x = g.activate("ffn_act", Activation::Silu, x);
+                g.scale("ffn_act_out", x, 1.0 / QUICK_GELU)
+            }
+        }
+    }
+}
+
+/// Two matrices with an activation between them.
+pub(super) fn mlp(
+    g: &mut Graph,
+    first: &Linear,
+    kind: Activation,
+    second: &Linear,
+    x: ValueId,
+) -> ValueId {
+    let h = g.linear("mm_up", first, x);
+    let h = g.activate("mm_act", kind, h);
+    g.linear("mm_out", second, h)
+}

@@ -1,0 +1,169 @@
+//! Vision towers: from the patches of a picture to rows of the text model's width.
+//!
+//! A tower is a graph of its own with the weights of a projector file (`general.architecture` =
+//! `clip`). [`VisionTower::load`] reads the file; [`VisionTower::input`] makes the input of a step
+//! from normalized pixels; a backend runs [`VisionTower::graph`]; [`VisionTower::rows`] completes
+//! the result. Each family has a file in this folder, which says what it is made of.
+
+mod encoder;
+mod gemma3;
+mod idefics3;
+mod internvl;
+mod llava;
+mod patches;
+mod pixtral;
+mod position_table;
+mod qwen_vl;
+
+use puna_gguf::View;
+use puna_graph::{Graph, Rope, StepInput, Weight};
+
+use crate::error::ModelError;
+use crate::hparams::Keys;
+use crate::weights::Weights;
+use patches::{ClassToken, PatchLayout};
+pub use patches::{Picture, PictureError};
+use position_table::PositionTable;
+
+/// A family of projectors.
+struct Entry {
+    /// `clip.projector_type` of the file.
+    name: &'static str,
+    load: fn(&Keys<'_>, &mut Weights<'_>) -> Result<LoadedTower, ModelError>,
+}
+
+/// All families.
+const TOWERS: [Entry; 8] = [
+    Entry { name: "gemma3", load: gemma3::load },
+    Entry { name: "idefics3", load: idefics3::load },
+    Entry { name: "internvl", load: internvl::load },
+    Entry { name: "lightonocr", load: pixtral::load },
+    Entry { name: "mlp", load: llava::load },
+    Entry { name: "pixtral", load: pixtral::load },
+    Entry { name: "qwen2vl_merger", load: qwen_vl::load_2 },
+    Entry { name: "qwen3vl_merger", load: qwen_vl::load_3 },
+];
+
+/// What a family makes of a file.
+struct LoadedTower {
+    /// Its first input is the patches. Its second one is the rows of `positions`, if there are any.
+    graph: Graph,
+    layout: PatchLayout,
+    positions: Option<PositionTable>,
+    /// Row of the result behind each row of tokens of a picture but the last.
+    row_end: Option<Vec<f32>>,
+}
+
+/// A vision tower, ready for a backend.
+pub struct VisionTower {
+    tower: LoadedTower,
+    weights: Vec<Weight>,
+    ropes: Vec<Rope>,
+    /// Columns of the result.
+    width: usize,
+}
+
+impl VisionTower {
+    /// Reads the keys and finds the tensors of a projector file; no weights are read except small
+    /// ones that become constants.
+    ///
+    /// # Errors
+    /// The projector type is unknown, or a key or tensor is missing or does not fit.
+    pub fn load(view: &View) -> Result<Self, ModelError> {
+        let keys = Keys::new(view.metadata())?;
+        let name = match keys.opt_str("projector_type")? {
+            Some(name) => name,
+            None => keys.opt_str("vision.projector_type")?.unwrap_or("mlp"),
+        };
+        let entry = TOWERS.iter().find(|entry| entry.name == name);
+        let entry = entry.ok_or_else(|| ModelError::KeyValue {
+            key: keys.name("projector_type"),
+            value: name.to_owned(),
+            reason: "pictures of this projector type are not supported",
+        })?;
+        let mut weights = Weights::new(view);
+        let tower = (entry.load)(&keys, &mut weights)?;
+        let result = tower.graph.result().map_or(0, |result| tower.graph.value(result).cols);
+        Ok(Self { tower, weights: weights.tensors, ropes: weights.ropes, width: result })
+    }
+
+    /// Tensors in the order of the graph's ids.
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights
+    }
+
+    /// Rotary tables in the order of the graph's ids.
+    pub fn ropes(&self) -> &[Rope] {
+        &self.ropes
+    }
+
+    /// Operations of a step. Its rows are patches, its output rows tokens.
+    pub fn graph(&self) -> &Graph {
+        &self.tower.graph
+    }
+
+    /// Columns of the rows of a picture.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Number of rows that a picture of this size in pixels has in the text model.
+    ///
+    /// # Errors
+    /// The size is not a multiple of the size of a token.
+    pub fn token_count(&self, width: usize, height: usize) -> Result<usize, PictureError> {
+        let [rows, columns] = self.tower.layout.tokens(width, height)?;
+        let ends = if self.tower.row_end.is_some() { rows - 1 } else { 0 };
+        Ok(rows * columns + ends)
+    }
+
+    /// The input of a step for some pictures.
+    ///
+    /// # Errors
+    /// The size of a picture is not a multiple of the size of a token, or its pixels are not as
+    /// many as its size says.
+    pub fn input(&self, pictures: &[Picture<'_>]) -> Result<StepInput, PictureError> {
+        let mut input = StepInput::default();
+        let positions = self.tower.positions.as_ref();
+        input.inputs.resize_with(1 + usize::from(positions.is_some()), Vec::new);
+        for picture in pictures {
+            self.tower.layout.add(picture, &mut input)?;
+            if let Some(table) = positions {
+                table.add_rows(&self.tower.layout, picture, &mut input.inputs[1]);
+            }
+        }
+        Ok(input)
+    }
+
+    /// Rows of the pictures of a step, from its result.
+    ///
+    /// # Errors
+    /// Those of [`VisionTower::input`].
+    pub fn rows(
+        &self,
+        pictures: &[Picture<'_>],
+        result: &[f32],
+    ) -> Result<Vec<Vec<f32>>, PictureError> {
+        let mut first = 0;
+        let mut all = Vec::new();
+        for picture in pictures {
+            let [rows, columns] = self.tower.layout.tokens(picture.width, picture.height)?;
+            let mut out = Vec::new();
+            for row in 0..rows {
+                let end = first + columns * self.width;
+                out.extend_from_slice(&result[first..end]);
+                first = end;
+                if row + 1 < rows {
+                    out.extend(self.tower.row_end.iter().flatten());
+                }
+            }
+            all.push(out);
+        }
+        Ok(all)
+    }
+}
+
+/// Layout of a family without class token.
+fn grid_layout(keys: &Keys<'_>, patches_per_side: usize) -> Result<PatchLayout, ModelError> {
+    PatchLayout::new(keys, patches_per_side, ClassToken::None)
+}

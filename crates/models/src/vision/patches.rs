@@ -1,0 +1,167 @@
+//! Patches of pictures as the rows of a step.
+//!
+//! The patches of one token follow each other, so that operations on consecutive rows merge them:
+//!
+//! ```text
+//! picture of 4 × 4 patches, 2 × 2 patches a token       rows
+//!      0  1 |  4  5
+//!      2  3 |  6  7                                     0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 …
+//!     ------+------
+//!      8  9 | 12 13
+//!     10 11 | 14 15
+//! ```
+//!
+//! A patch is a row of its pixels: planes red, green and blue, each from the top line down.
+
+use puna_graph::{Segment, StepInput};
+
+use crate::error::ModelError;
+use crate::hparams::Keys;
+
+/// Colour planes of a picture.
+const PLANES: usize = 3;
+/// Largest side of a patch in pixels, and largest number of patches in a side of a token.
+const MAX_SIDE: usize = 1 << 12;
+
+/// A picture with normalized pixels.
+#[derive(Debug, Clone, Copy)]
+pub struct Picture<'a> {
+    /// Width in pixels.
+    pub width: usize,
+    /// Height in pixels.
+    pub height: usize,
+    /// Planes red, green and blue, each `[height, width]`.
+    pub planes: &'a [f32],
+}
+
+/// A picture that does not fit the tower.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PictureError {
+    /// The size is no multiple of the size of a token.
+    #[error(
+        "a picture of {width}×{height} pixels: the model needs sides that are multiples of {multiple}"
+    )]
+    Size {
+        /// Width in pixels.
+        width: usize,
+        /// Height in pixels.
+        height: usize,
+        /// Pixels of a side of a token.
+        multiple: usize,
+    },
+    /// The number of pixels is not that of the size.
+    #[error("a picture of {width}×{height} pixels has {found} values")]
+    Pixels {
+        /// Width in pixels.
+        width: usize,
+        /// Height in pixels.
+        height: usize,
+        /// Values of all planes.
+        found: usize,
+    },
+}
+
+/// Row of a learned vector that is no part of the picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClassToken {
+    None,
+    /// In front of the patches.
+    First,
+}
+
+/// Order of the patches of a picture in a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PatchLayout {
+    /// Pixels of a side of a patch.
+    pub patch: usize,
+    /// Patches of a side of a token.
+    pub merge: usize,
+    pub class: ClassToken,
+}
+
+impl PatchLayout {
+    /// Reads the size of a patch from the file.
+    pub fn new(keys: &Keys<'_>, merge: usize, class: ClassToken) -> Result<Self, ModelError> {
+        let patch = keys.count("vision.patch_size")?;
+        for (key, side) in [("vision.patch_size", patch), ("vision.spatial_merge_size", merge)] {
+            if !(1..=MAX_SIDE).contains(&side) {
+                let (key, value) = (keys.name(key), side.to_string());
+                return Err(ModelError::KeyValue { key, value, reason: "it must be 1 to 4096" });
+            }
+        }
+        Ok(Self { patch, merge, class })
+    }
+
+    /// Values of a patch.
+    pub fn patch_values(&self) -> usize {
+        PLANES * self.patch * self.patch
+    }
+
+    /// Patches of a token.
+    pub fn patches_per_token(&self) -> usize {
+        self.merge * self.merge
+    }
+
+    /// Rows and columns of tokens of a picture.
+    pub fn tokens(&self, width: usize, height: usize) -> Result<[usize; 2], PictureError> {
+        let multiple = self.patch * self.merge;
+        let fits = |side: usize| side > 0 && side.is_multiple_of(multiple);
+        match fits(width) && fits(height) {
+            true => Ok([height / multiple, width / multiple]),
+            false => Err(PictureError::Size { width, height, multiple }),
+        }
+    }
+
+    /// Row and column of each patch of a picture in the order of the step, for a picture of
+    /// `rows` × `columns` tokens.
+    pub fn order(&self, [rows, columns]: [usize; 2]) -> impl Iterator<Item = [usize; 2]> {
+        let m = self.merge;
+        let tokens = (0..rows).flat_map(move |y| (0..columns).map(move |x| [y, x]));
+        tokens.flat_map(move |[y, x]| {
+            (0..m).flat_map(move |dy| (0..m).map(move |dx| [y * m + dy, x * m + dx]))
+        })
+    }
+
+    /// Adds a picture to a step: patches, positions, a segment, and the last patch of each token as
+    /// an output row.
+    pub fn add(&self, picture: &Picture<'_>, input: &mut StepInput) -> Result<(), PictureError> {
+        let Picture { width, height, planes } = *picture;
+        let tokens = self.tokens(width, height)?;
+        if planes.len() != PLANES * width * height {
+            return Err(PictureError::Pixels { width, height, found: planes.len() });
+        }
+        let first_row = input.tokens.len();
+        if self.class == ClassToken::First {
+            add_row(input, first_row, [0; 2]);
+            input.inputs[0].extend(std::iter::repeat_n(0.0, self.patch_values()));
+        }
+        let start = input.tokens.len();
+        for at in self.order(tokens) {
+            add_row(input, first_row, at);
+            self.add_patch(picture, at, &mut input.inputs[0]);
+        }
+        let merged = self.patches_per_token();
+        let ends = (start + merged - 1..input.tokens.len()).step_by(merged);
+        input.outputs.extend(ends.map(|row| row as u32));
+        let rows = input.tokens.len() - first_row;
+        input.segments.push(Segment { first_row, rows, ..Segment::default() });
+        Ok(())
+    }
+
+    fn add_patch(&self, picture: &Picture<'_>, [row, column]: [usize; 2], to: &mut Vec<f32>) {
+        let side = self.patch;
+        for plane in picture.planes.chunks_exact(picture.width * picture.height) {
+            for line in row * side..(row + 1) * side {
+                let start = line * picture.width + column * side;
+                to.extend_from_slice(&plane[start..start + side]);
+            }
+        }
+    }
+}
+
+/// Adds a row of the segment from `first_row` on, for the patch in this row and column.
+fn add_row(input: &mut StepInput, first_row: usize, [y, x]: [usize; 2]) {
+    input.positions.push((input.tokens.len() - first_row) as u32);
+    input.tokens.push(0);
+    input.axis_positions.push([0, y as u32, x as u32]);
+}

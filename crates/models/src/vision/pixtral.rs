@@ -1,0 +1,104 @@
+//! Pixtral, Mistral Small 3.1 and later: a tower with two-dimensional rotary positions and gated
+//! networks, and two matrices.
+//! GGUF: `clip.projector_type = "pixtral"`.
+//!
+//! Head: in Mistral's files RMS norm `mm.input_norm`, and the m × m patches of a token side by
+//! side, channel by channel (`unfold`), through `mm.patch_merger`; then `mm.2 · gelu(mm.1 · x)`.
+//! A row `v.token_embd.img_break` follows each row of tokens but the last.
+
+use puna_graph::{Activation, Graph, Linear, Norm, Rope, RopeKind};
+
+use super::encoder::{Encoder, EncoderSpec, FfnActivation, mlp};
+use super::qwen_vl::{COLUMN_AXIS, ROW_AXIS};
+use super::{LoadedTower, grid_layout};
+use crate::error::ModelError;
+use crate::hparams::Keys;
+use crate::weights::Weights;
+
+/// Base of the rotary frequencies.
+const ROPE_BASE: f64 = 10_000.0;
+
+/// Norm and matrix that merge the patches of a token.
+struct PatchMerger {
+    norm: Norm,
+    project: Linear,
+}
+
+pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, ModelError> {
+    let layout = grid_layout(keys, keys.count_or("vision.spatial_merge_size", 1)?)?;
+    let spec = EncoderSpec {
+        activation: FfnActivation::Plain(Activation::Silu),
+        is_rms: true,
+        may_swap_ffn: false,
+        skips_last_block: false,
+        has_positions: false,
+    };
+    let encoder = Encoder::load(keys, w, &layout, &spec)?;
+    let n_embd = encoder.n_embd;
+    let rope = w.rope(rope(n_embd / keys.count("vision.attention.head_count")?));
+    let merger = match w.has("mm.patch_merger.weight") {
+        true => Some(PatchMerger {
+            norm: w.norm("mm.input_norm", n_embd, encoder.eps)?,
+            project: merger_matrix(w, n_embd, layout.patches_per_token())?,
+        }),
+        false => None,
+    };
+    let hidden = w.rows_of("mm.1.weight")?;
+    let width = w.rows_of("mm.2.weight")?;
+    let first = w.linear("mm.1", n_embd, hidden)?;
+    let second = w.linear("mm.2", hidden, width)?;
+    let row_end = w.numbers("v.token_embd.img_break", width)?;
+    let mut graph = Graph::new();
+    let g = &mut graph;
+    let x = encoder.forward(g, Some(rope), |_, _, _| ());
+    let x = match &merger {
+        Some(PatchMerger { norm, project }) => {
+            let x = g.rms_norm("mm_input_norm", norm, x);
+            let x = g.concat_rows("merged", x, layout.patches_per_token());
+            g.linear("patch_merger", project, x)
+        }
+        None => g.gather_outputs(x),
+    };
+    let x = mlp(g, &first, Activation::GeluErf, &second, x);
+    g.set_result(x);
+    Ok(LoadedTower { graph, layout, positions: None, row_end })
+}
+
+/// Rotates the first half of the pairs by the row of a patch, with the even frequencies of a head,
+/// and the second half by its column, with the odd ones.
+fn rope(head_dim: usize) -> Rope {
+    let quarter = head_dim / 4;
+    let pairs = || (0..2 * quarter).map(|pair| (pair / quarter.max(1), pair % quarter.max(1)));
+    let frequency = |half: usize, i: usize| {
+        ROPE_BASE.powf(-2.0 * (2 * i + half) as f64 / head_dim as f64) as f32
+    };
+    Rope {
+        kind: RopeKind::Norm,
+        frequencies: pairs().map(|(half, i)| frequency(half, i)).collect(),
+        magnitude: 1.0,
+        axes: pairs().map(|(half, _)| if half == 0 { ROW_AXIS } else { COLUMN_AXIS }).collect(),
+        position_offset: 0,
+        is_inverse: false,
+    }
+}
+
+/// `mm.patch_merger`, whose columns are ordered by channel and then by patch, with columns ordered
+/// by patch.
+fn merger_matrix(
+    w: &mut Weights<'_>,
+    channels: usize,
+    patches: usize,
+) -> Result<Linear, ModelError> {
+    const NAME: &str = "mm.patch_merger.weight";
+    let (out, input) = (w.rows_of(NAME)?, channels * patches);
+    let missing = || ModelError::MissingTensor { name: NAME.into() };
+    let stored = w.numbers(NAME, out * input)?.ok_or_else(missing)?;
+    let mut numbers = Vec::with_capacity(stored.len());
+    for row in stored.chunks_exact(input) {
+        for patch in 0..patches {
+            numbers.extend((0..channels).map(|channel| row[channel * patches + patch]));
+        }
+    }
+    let w = w.constant(&format!("{NAME} (by patch)"), &[input, out], &numbers);
+    Ok(Linear { w, scale: 1.0, bias: None, out })
+}

@@ -1,0 +1,120 @@
+//! Every entry of `tests/data/vision` gives the reference's rows: the stored pixels go through the
+//! tower on the CPU, at every level of this machine, alone and with other pictures in one step.
+//!
+//! The references are those of transformers in f32.
+
+use std::path::{Path, PathBuf};
+
+use puna_cpu::{Config, CpuBackend};
+use puna_graph::{Backend, Capacity, Plan};
+use puna_models::{Picture, VisionTower};
+use serde_json::Value;
+
+/// An array of a `.npy` file with f32 values.
+struct Array {
+    shape: Vec<usize>,
+    values: Vec<f32>,
+}
+
+impl Array {
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let header = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+        let text = std::str::from_utf8(&bytes[10..10 + header]).unwrap();
+        assert!(text.contains("'<f4'") && text.contains("'fortran_order': False"), "{text}");
+        let shape = text.split_once("'shape': (").unwrap().1.split_once(')').unwrap().0;
+        let shape = shape.split(',').filter_map(|n| n.trim().parse().ok()).collect();
+        let values = bytes[10 + header..].chunks_exact(4);
+        Self { shape, values: values.map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect() }
+    }
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/vision")
+}
+
+fn entries() -> Vec<(String, Value)> {
+    let files = std::fs::read_dir(folder()).unwrap().map(|file| file.unwrap().path());
+    let mut entries: Vec<_> = files
+        .filter(|path| path.extension().is_some_and(|end| end == "json"))
+        .map(|path| {
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            (name, serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap())
+        })
+        .collect();
+    entries.sort_by(|a, b| a.0.cmp(&b.0));
+    entries
+}
+
+/// Rows of pictures that go through the tower in one step.
+fn rows(tower: &VisionTower, backend: &mut dyn Backend, pixels: &[&Array]) -> Vec<Vec<f32>> {
+    let pictures: Vec<Picture<'_>> = pixels
+        .iter()
+        .map(|array| {
+            let [.., height, width] = array.shape[..] else { panic!("{:?}", array.shape) };
+            Picture { width, height, planes: &array.values }
+        })
+        .collect();
+    let input = tower.input(&pictures).unwrap();
+    let capacity = Capacity::class(input.tokens.len(), input.outputs.len());
+    let program = backend.compile(Plan::new(tower.graph().clone(), capacity)).unwrap();
+    backend.run(program, &input);
+    tower.rows(&pictures, backend.result()).unwrap()
+}
+
+/// Largest difference over the standard deviation of the reference.
+fn difference(rows: &[f32], reference: &Array) -> f32 {
+    assert_eq!(rows.len(), reference.values.len());
+    let n = reference.values.len() as f32;
+    let mean = reference.values.iter().sum::<f32>() / n;
+    let variance = reference.values.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n;
+    let pairs = rows.iter().zip(&reference.values);
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / variance.sqrt()
+}
+
+#[test]
+fn towers_give_the_rows_of_the_reference() {
+    let (mut failures, mut compared) = (Vec::new(), 0);
+    let entries = entries();
+    for (name, entry) in &entries {
+        let gguf =
+            puna_gguf::Gguf::open(&folder().join(entry["mmproj"].as_str().unwrap())).unwrap();
+        let view = puna_gguf::View::new(std::sync::Arc::new(gguf)).unwrap();
+        let tower = VisionTower::load(&view).unwrap_or_else(|error| panic!("{name}: {error}"));
+        for level in puna_cpu::kernels::levels() {
+            let kernels = Some(level.name.into());
+            let config = Config { threads: Some(2), kernels, ..Config::default() };
+            let mut backend = CpuBackend::new(&config).unwrap();
+            backend.load_weights(tower.weights().to_vec(), tower.ropes().to_vec()).unwrap();
+            for (number, case) in entry["cases"].as_array().unwrap().iter().enumerate() {
+                // Large pictures have no file of pixels.
+                let lists = ["pixels", "embeddings"].map(|list| case[list].as_array().unwrap());
+                assert_eq!(lists[0].len(), lists[1].len(), "{name}");
+                let file = |one: &Value| Some(Array::read(&folder().join(one["file"].as_str()?)));
+                let both = lists[0].iter().zip(lists[1]);
+                let (pixels, expected): (Vec<Array>, Vec<Array>) =
+                    both.filter_map(|(a, b)| file(a).zip(file(b))).unzip();
+                compared += pixels.len();
+                let tolerance = case["embeddings_tolerance"].as_f64().unwrap() as f32;
+                let alone = pixels.iter().flat_map(|one| rows(&tower, &mut backend, &[one]));
+                let alone: Vec<_> = alone.collect();
+                let together = rows(&tower, &mut backend, &pixels.iter().collect::<Vec<_>>());
+                for (how, all) in [("alone", alone), ("together", together)] {
+                    for (at, (rows, expected)) in all.iter().zip(&expected).enumerate() {
+                        assert_eq!(rows.len(), expected.values.len(), "{name} {number}");
+                        let off = difference(rows, expected);
+                        if off.is_nan() || off > tolerance {
+                            failures.push(format!(
+                                "{name} case {number} picture {at} {how} at {}: {off} > {tolerance}",
+                                level.name
+                            ));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    let levels = puna_cpu::kernels::levels().len();
+    assert!(entries.len() >= 10 && compared >= 20 * levels, "only {compared} pictures compared");
+}
