@@ -6,7 +6,7 @@
 //! | `v.patch_embd.{weight,bias}` | patch of 3 · P · P values → E |
 //! | `v.patch_embd.weight.1` | second frame; a still picture is its own second frame |
 //! | `v.pre_ln`, `v.post_ln` | norms around the blocks |
-//! | `v.blk.N.ln1`, `attn_{q,k,v}` or `attn_qkv`, `attn_{q,k}_norm`, `attn_out`, `ls1` | attention |
+//! | `v.blk.N.ln1`, `attn_{q,k,v}`, `attn_qkv`, `attn_{q,k}_norm`, `attn_out`, `ls1` | attention |
 //! | `v.blk.N.ln2`, `ffn_{gate,up,down}`, `ls2` | feed-forward network |
 
 use puna_graph::{

@@ -4,8 +4,8 @@
 //!
 //! Merger: norm `v.post_ln` of each patch, the four patches of a token side by side,
 //! `mm.2 · gelu(mm.0 · x)` with the exact GELU. Qwen3-VL also has learned positions and, behind
-//! some blocks, mergers of their own (DeepStack; Meng et al., 2024): `v.deepstack.N.{norm,fc1,fc2}`.
-//! Their rows follow those of the last block in the same row of the result.
+//! some blocks, mergers of their own (DeepStack; Meng et al., 2024),
+//! `v.deepstack.N.{norm,fc1,fc2}`. Their columns follow those of the last block in each row.
 
 use puna_graph::{Activation, Graph, Linear, Norm, Rope, RopeKind, ValueId};
 

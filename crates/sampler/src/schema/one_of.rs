@@ -121,8 +121,8 @@ impl<'a> ExclusionCheck<'a> {
         Ok(())
     }
 
-    /// Whether all branches require one property, such as `type`, with other constants in each. Most
-    /// schemas distinguish their branches like this, and no two branches need to be compared.
+    /// Whether all branches require one property, such as `type`, with other constants in each.
+    /// Most schemas distinguish their branches like this, and no pairs need to be compared.
     fn have_distinct_constants(&self, branches: &'a [Value]) -> bool {
         let Some(objects) =
             branches.iter().map(|branch| self.resolve(branch)).collect::<Option<Vec<_>>>()
