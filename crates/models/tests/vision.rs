@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use puna_cpu::{Config, CpuBackend};
 use puna_graph::{Backend, Capacity, Plan};
-use puna_models::{Picture, VisionTower};
+use puna_models::{NormalizedPicture, VisionTower};
 use serde_json::Value;
 
 /// An array of a `.npy` file with f32 values.
@@ -48,11 +48,11 @@ fn entries() -> Vec<(String, Value)> {
 
 /// Rows of pictures that go through the tower in one step.
 fn rows(tower: &VisionTower, backend: &mut dyn Backend, pixels: &[&Array]) -> Vec<Vec<f32>> {
-    let pictures: Vec<Picture<'_>> = pixels
+    let pictures: Vec<NormalizedPicture<'_>> = pixels
         .iter()
         .map(|array| {
             let [.., height, width] = array.shape[..] else { panic!("{:?}", array.shape) };
-            Picture { width, height, planes: &array.values }
+            NormalizedPicture { width, height, planes: &array.values }
         })
         .collect();
     let input = tower.input(&pictures).unwrap();

@@ -27,8 +27,14 @@ pub(super) fn cases() -> Vec<Case> {
     let input_rows = [(1, 64), (7, 33), (65, 96)].map(input_rows);
     let input_rows = input_rows.into_iter().chain([two_inputs()]);
     let outputs = [(1, 1), (8, 3), (65, 2)].map(outputs);
-    let reduced = [(4, 4, false), (18, 9, false), (1, 1, false), (16, 16, true), (96, 4, true)]
-        .map(reduced_rows);
+    let reduced = [
+        ([1, 1], 4, false),
+        ([2, 3], 9, false),
+        ([1, 2], 1, false),
+        ([1, 2], 16, true),
+        ([20, 7], 4, true),
+    ]
+    .map(reduced_rows);
     types.chain(lookups).chain(input_rows).chain(outputs).chain(reduced).collect()
 }
 
@@ -121,12 +127,14 @@ fn two_inputs() -> Case {
     })
 }
 
-/// Rows of blocks that become one row: side by side, or their mean.
-fn reduced_rows((rows, block, is_mean): (usize, usize, bool)) -> Case {
+/// Blocks of rows that become one row: side by side, or their mean. Two sequences have this many
+/// blocks.
+fn reduced_rows((blocks, block, is_mean): ([usize; 2], usize, bool)) -> Case {
     let op = if is_mean { "mean_rows" } else { "concat_rows" };
     let tolerance = if is_mean { Tolerance::F32 } else { Tolerance::EXACT };
-    Case::new(format!("{op} rows={rows} block={block} width=19"), tolerance, move || {
-        let mut p = Problem::new(Schedule::one_step(rows));
+    Case::new(format!("{op} blocks={blocks:?} block={block} width=19"), tolerance, move || {
+        let steps = [(0, blocks[0] * block), (1, blocks[1] * block)];
+        let mut p = Problem::new(Schedule::steps(&[&steps]));
         p.output_stride = block;
         let x = p.input(19);
         let out = match is_mean {
@@ -135,7 +143,8 @@ fn reduced_rows((rows, block, is_mean): (usize, usize, bool)) -> Case {
         };
         p.expect(out, |span| {
             let of_block = |i: usize| {
-                let first = (i + 1).saturating_sub(block);
+                // Only the last row of a block is an output row.
+                let first = i / block * block;
                 let all: Vec<f64> =
                     (first..first + block).flat_map(|at| doubles(x.row(span.tokens[at]))).collect();
                 let mean =

@@ -22,7 +22,7 @@ use crate::error::ModelError;
 use crate::hparams::Keys;
 use crate::weights::Weights;
 use patches::{ClassToken, PatchLayout};
-pub use patches::{Picture, PictureError};
+pub use patches::{NormalizedPicture, TowerInputError};
 use position_table::PositionTable;
 
 /// A family of projectors.
@@ -111,7 +111,7 @@ impl VisionTower {
     ///
     /// # Errors
     /// The size is not a multiple of the size of a token.
-    pub fn token_count(&self, width: usize, height: usize) -> Result<usize, PictureError> {
+    pub fn token_count(&self, width: usize, height: usize) -> Result<usize, TowerInputError> {
         let [rows, columns] = self.tower.layout.tokens(width, height)?;
         let ends = if self.tower.row_end.is_some() { rows - 1 } else { 0 };
         Ok(rows * columns + ends)
@@ -122,7 +122,7 @@ impl VisionTower {
     /// # Errors
     /// The size of a picture is not a multiple of the size of a token, or its pixels are not as
     /// many as its size says.
-    pub fn input(&self, pictures: &[Picture<'_>]) -> Result<StepInput, PictureError> {
+    pub fn input(&self, pictures: &[NormalizedPicture<'_>]) -> Result<StepInput, TowerInputError> {
         let mut input = StepInput::default();
         let positions = self.tower.positions.as_ref();
         input.inputs.resize_with(1 + usize::from(positions.is_some()), Vec::new);
@@ -141,9 +141,9 @@ impl VisionTower {
     /// Those of [`VisionTower::input`].
     pub fn rows(
         &self,
-        pictures: &[Picture<'_>],
+        pictures: &[NormalizedPicture<'_>],
         result: &[f32],
-    ) -> Result<Vec<Vec<f32>>, PictureError> {
+    ) -> Result<Vec<Vec<f32>>, TowerInputError> {
         let mut first = 0;
         let mut all = Vec::new();
         for picture in pictures {

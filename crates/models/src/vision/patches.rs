@@ -25,7 +25,7 @@ const MAX_SIDE: usize = 1 << 12;
 
 /// A picture with normalized pixels.
 #[derive(Debug, Clone, Copy)]
-pub struct Picture<'a> {
+pub struct NormalizedPicture<'a> {
     /// Width in pixels.
     pub width: usize,
     /// Height in pixels.
@@ -36,7 +36,7 @@ pub struct Picture<'a> {
 
 /// A picture that does not fit the tower.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PictureError {
+pub enum TowerInputError {
     /// The size is no multiple of the size of a token.
     #[error(
         "a picture of {width}×{height} pixels: the model needs sides that are multiples of {multiple}"
@@ -103,12 +103,12 @@ impl PatchLayout {
     }
 
     /// Rows and columns of tokens of a picture.
-    pub fn tokens(&self, width: usize, height: usize) -> Result<[usize; 2], PictureError> {
+    pub fn tokens(&self, width: usize, height: usize) -> Result<[usize; 2], TowerInputError> {
         let multiple = self.patch * self.merge;
         let fits = |side: usize| side > 0 && side.is_multiple_of(multiple);
         match fits(width) && fits(height) {
             true => Ok([height / multiple, width / multiple]),
-            false => Err(PictureError::Size { width, height, multiple }),
+            false => Err(TowerInputError::Size { width, height, multiple }),
         }
     }
 
@@ -124,11 +124,15 @@ impl PatchLayout {
 
     /// Adds a picture to a step: patches, positions, a segment, and the last patch of each token as
     /// an output row.
-    pub fn add(&self, picture: &Picture<'_>, input: &mut StepInput) -> Result<(), PictureError> {
-        let Picture { width, height, planes } = *picture;
+    pub fn add(
+        &self,
+        picture: &NormalizedPicture<'_>,
+        input: &mut StepInput,
+    ) -> Result<(), TowerInputError> {
+        let NormalizedPicture { width, height, planes } = *picture;
         let tokens = self.tokens(width, height)?;
         if planes.len() != PLANES * width * height {
-            return Err(PictureError::Pixels { width, height, found: planes.len() });
+            return Err(TowerInputError::Pixels { width, height, found: planes.len() });
         }
         let first_row = input.tokens.len();
         if self.class == ClassToken::First {
@@ -148,7 +152,12 @@ impl PatchLayout {
         Ok(())
     }
 
-    fn add_patch(&self, picture: &Picture<'_>, [row, column]: [usize; 2], to: &mut Vec<f32>) {
+    fn add_patch(
+        &self,
+        picture: &NormalizedPicture<'_>,
+        [row, column]: [usize; 2],
+        to: &mut Vec<f32>,
+    ) {
         let side = self.patch;
         for plane in picture.planes.chunks_exact(picture.width * picture.height) {
             for line in row * side..(row + 1) * side {

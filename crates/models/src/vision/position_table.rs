@@ -1,6 +1,6 @@
 //! Learned positions of patches, made for a picture's size.
 
-use super::patches::{ClassToken, PatchLayout, Picture};
+use super::patches::{ClassToken, NormalizedPicture, PatchLayout};
 use crate::error::ModelError;
 use crate::weights::Weights;
 
@@ -67,7 +67,12 @@ impl PositionTable {
     }
 
     /// Appends a row for each patch of a picture, in the order of the layout.
-    pub fn add_rows(&self, layout: &PatchLayout, picture: &Picture<'_>, to: &mut Vec<f32>) {
+    pub fn add_rows(
+        &self,
+        layout: &PatchLayout,
+        picture: &NormalizedPicture<'_>,
+        to: &mut Vec<f32>,
+    ) {
         to.extend(self.class.iter().flatten());
         let grid = [picture.height, picture.width].map(|side| side / layout.patch);
         let tokens = grid.map(|side| side / layout.merge);
