@@ -1,0 +1,5 @@
+//! The tests of the crate that read recorded data: one program.
+
+mod cases;
+mod common;
+mod hostile;
