@@ -1,7 +1,8 @@
 //! Media decoding and preprocessing: from the bytes of a picture to the pixels of a vision model.
 //!
 //! [`decode_picture`] recognises the format by content, checks the header against
-//! [`PictureLimits`], and returns an upright [`Picture`] of 8-bit RGB.
+//! [`PictureLimits`], and returns an upright [`Picture`] of 8-bit RGB. [`resize`] resamples it
+//! exactly as Pillow does.
 //!
 //! The crate knows no model and no engine. The runner calls it for media in requests.
 //!
@@ -17,4 +18,6 @@ mod format;
 mod picture;
 
 pub use format::{MediaFormat, MediaType};
-pub use picture::{Picture, PictureError, PictureLimits, Size, decode_picture, picture_size};
+pub use picture::{
+    Filter, Picture, PictureError, PictureLimits, Size, decode_picture, picture_size, resize,
+};

@@ -3,3 +3,5 @@
 mod cases;
 mod common;
 mod hostile;
+mod resize;
+mod speed;

@@ -7,10 +7,10 @@ use image::ColorType;
 
 use super::pixels::CHANNELS;
 
-/// The colour that shows through transparent pixels.
+/// The color that shows through transparent pixels.
 const BACKGROUND: u32 = 255;
 
-/// Converts decoded samples to RGB; `None` if the colour type has samples of another kind.
+/// Converts decoded samples to RGB; `None` if the color type has samples of another kind.
 ///
 /// `samples` holds one value after the other, in the byte order of the machine. The memory of
 /// `samples` is used again where the result is not larger.
@@ -34,11 +34,13 @@ pub(crate) fn to_rgb(samples: Vec<u8>, color: ColorType) -> Option<Vec<u8>> {
     })
 }
 
-/// Decoder memory for `pixels` pixels of a colour type and their conversion to RGB, in bytes.
+/// Decoder memory for `pixels` pixels of a color type and their conversion to RGB, in bytes.
 pub(crate) fn conversion_bytes(pixels: u64, channels: u64, sample_bytes: u64) -> u64 {
-    let decoded = pixels * channels * sample_bytes;
+    let decoded = pixels.saturating_mul(channels).saturating_mul(sample_bytes);
     // A result that is larger than its samples has memory of its own.
-    if channels < CHANNELS as u64 { decoded + pixels * CHANNELS as u64 } else { decoded }
+    let result =
+        if channels < CHANNELS as u64 { pixels.saturating_mul(CHANNELS as u64) } else { 0 };
+    decoded.saturating_add(result)
 }
 
 /// Keeps the high byte of each sample of 16 bits.

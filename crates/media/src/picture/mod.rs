@@ -1,4 +1,4 @@
-//! Pictures: decoding within limits.
+//! Pictures: decoding within limits, and resampling.
 
 mod bmp;
 mod color;
@@ -12,11 +12,15 @@ mod limits;
 mod orientation;
 mod pixels;
 mod png;
+mod resize;
 mod tags;
 mod tiff;
 mod webp;
+mod weights;
 
 pub use decode::{decode_picture, picture_size};
 pub use error::PictureError;
 pub use limits::PictureLimits;
 pub use pixels::{Picture, Size};
+pub use resize::resize;
+pub use weights::Filter;

@@ -63,7 +63,7 @@ impl Picture {
         (!size.is_empty() && bytes == data.len() as u64).then_some(Self { size, data })
     }
 
-    /// Makes a picture of one colour.
+    /// Makes a picture of one color.
     ///
     /// # Panics
     ///

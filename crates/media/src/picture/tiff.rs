@@ -4,11 +4,12 @@ use std::io::Cursor;
 
 use image::codecs::tiff::TiffDecoder;
 
+use super::color::conversion_bytes;
 use super::decoder::{CheckedFile, header_ends};
 use super::error::PictureError;
 use super::header::PictureHeader;
 use super::limits::PictureLimits;
-use super::pixels::{CHANNELS, Picture, Size};
+use super::pixels::{Picture, Size};
 use super::tags::TagDirectory;
 use crate::format::MediaFormat;
 
@@ -57,8 +58,9 @@ pub(crate) fn read_header(
     let samples = u64::from(tags.value(tag::SAMPLES_PER_PIXEL).unwrap_or(1));
     let bits = u64::from(tags.max(tag::BITS_PER_SAMPLE).unwrap_or(1));
     let decoded = size.bytes(samples).saturating_mul(bits) / 8;
-    // The decoder has the samples twice; grey ones grow to RGB.
-    let decoder_bytes = decoded.saturating_mul(2).saturating_add(size.bytes(CHANNELS as u64));
+    // The decoder has a copy of the samples.
+    let converted = conversion_bytes(size.pixels(), samples.min(4), bits.div_ceil(8));
+    let decoder_bytes = decoded.saturating_add(converted);
     let compression = tags.value(tag::COMPRESSION).unwrap_or(1);
     Ok(PictureHeader {
         format: FORMAT,
