@@ -2,9 +2,11 @@
 //!
 //! [`decode_picture`] recognises the format by content, checks the header against
 //! [`PictureLimits`], and returns an upright [`Picture`] of 8-bit RGB. [`resize`] resamples it
-//! exactly as Pillow does.
+//! exactly as Pillow does. [`size_rules`] has the target sizes of model families, [`Placement`]
+//! puts a picture on a canvas, and [`Normalization`] makes the numbers that an encoder gets.
 //!
-//! The crate knows no model and no engine. The runner calls it for media in requests.
+//! The crate knows no model and no engine. The runner calls it for media in requests, and the
+//! vision towers call it with the sizes, filters and colors of their family.
 //!
 //! Everything about pictures is in `picture/`. [`MediaFormat`] also names the formats of sounds and
 //! videos, so that an error can tell them apart; a decoder of sounds belongs in a folder `sound/`.
@@ -19,5 +21,6 @@ mod picture;
 
 pub use format::{MediaFormat, MediaType};
 pub use picture::{
-    Filter, Picture, PictureError, PictureLimits, Size, decode_picture, picture_size, resize,
+    Filter, Normalization, Picture, PictureError, PictureLimits, Placement, Size, decode_picture,
+    picture_size, resize, size_rules,
 };

@@ -14,7 +14,8 @@ use crate::common::{image_path, read_image, sha256};
 /// Folders of cases and the number of their pictures. Another number means that a case was lost.
 const FOLDERS: [(&str, usize); 2] = [("", 46), ("more/", 35)];
 /// Files beside the cases.
-const OTHER_FILES: [&str; 4] = ["README.md", "cases.json", "resize.json", "more/cases.json"];
+const OTHER_FILES: [&str; 5] =
+    ["README.md", "cases.json", "model-pixels.json", "resize.json", "more/cases.json"];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -3,5 +3,6 @@
 mod cases;
 mod common;
 mod hostile;
+mod model_pixels;
 mod resize;
 mod speed;

@@ -119,6 +119,20 @@ impl Picture {
         let data = rows.flat_map(|row| &row[start..start + length]).copied().collect();
         Some(Self { size, data })
     }
+
+    /// Copies `other` into the picture, with its upper left corner at `left`, `top`.
+    ///
+    /// # Panics
+    ///
+    /// If `other` does not fit.
+    pub(crate) fn paste(&mut self, other: &Self, left: u32, top: u32) {
+        let (stride, start) = (self.row_bytes(), left as usize * CHANNELS);
+        let rows = self.data.chunks_exact_mut(stride).skip(top as usize);
+        assert!(rows.len() >= other.height() as usize, "the pasted picture is too high");
+        for (row, source) in rows.zip(other.data.chunks_exact(other.row_bytes())) {
+            row[start..start + source.len()].copy_from_slice(source);
+        }
+    }
 }
 
 impl fmt::Debug for Picture {
@@ -151,5 +165,13 @@ mod tests {
         assert_eq!(numbered(4, 3).crop(3, 0, Size::new(2, 1)), None);
         assert_eq!(numbered(4, 3).crop(0, 0, Size::new(0, 1)), None);
         assert_eq!(numbered(4, 3).crop(u32::MAX, 0, Size::new(2, 1)), None);
+    }
+
+    #[test]
+    fn a_pasted_picture_leaves_the_rest() {
+        let mut canvas = Picture::filled(Size::new(3, 2), [9, 8, 7]);
+        canvas.paste(&Picture::filled(Size::new(2, 1), [1, 2, 3]), 1, 1);
+        assert_eq!(canvas.data()[9..], [9, 8, 7, 1, 2, 3, 1, 2, 3]);
+        assert_eq!(canvas.data()[..9], [9, 8, 7, 9, 8, 7, 9, 8, 7]);
     }
 }
