@@ -54,7 +54,7 @@ pub use params::{Params, ParamsError, SamplerKind};
 pub use rng::Mt19937;
 pub use sampler::Sampler;
 pub use schema::{JsonSchema, SchemaCheck, UnenforcedKeyword, WorkLimitExceeded, check_one_of};
-pub use stop::{StopEvent, StopMatcher};
+pub use stop::{StopEvent, StopMatcher, check_stops};
 pub use vocab::Vocab;
 
 #[cfg(test)]

@@ -10,6 +10,27 @@ pub struct StopEvent {
     pub stopped: Option<usize>,
 }
 
+/// Maximum number of stop strings.
+const MAX_STOPS: usize = 256;
+/// Maximum length of a stop string in bytes. A token is compared with each beginning of each string
+/// that the held-back text can have.
+const MAX_STOP_BYTES: usize = 1024;
+
+/// Checks the number and the lengths of stop strings.
+///
+/// # Errors
+/// The limit that is exceeded.
+pub fn check_stops(stops: &[String]) -> Result<(), String> {
+    if stops.len() > MAX_STOPS {
+        return Err(format!("{} stop strings: use at most {MAX_STOPS}", stops.len()));
+    }
+    let longest = stops.iter().map(String::len).max().unwrap_or(0);
+    match longest > MAX_STOP_BYTES {
+        true => Err(format!("a stop string of {longest} bytes: use at most {MAX_STOP_BYTES}")),
+        false => Ok(()),
+    }
+}
+
 /// Finds stop strings across token boundaries, and holds back text that may be the start of one.
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
@@ -54,8 +75,9 @@ impl StopMatcher {
     /// Length of the longest suffix of the held-back text that is a prefix of some stop string.
     fn longest_partial_match(&self) -> usize {
         let partial_match_len = |stop: &str| {
-            let lengths = stop.char_indices().map(|(n, _)| n).skip(1);
-            lengths.filter(|&n| self.held.ends_with(&stop[..n])).last().unwrap_or(0)
+            let max = stop.len().saturating_sub(1).min(self.held.len());
+            let is_held = |n: &usize| stop.is_char_boundary(*n) && self.held.ends_with(&stop[..*n]);
+            (1..=max).rev().find(is_held).unwrap_or(0)
         };
         self.stops().map(|(_, stop)| partial_match_len(stop)).max().unwrap_or(0)
     }
@@ -82,6 +104,13 @@ mod tests {
             }
         }
         (out + &matcher.finish(), None)
+    }
+
+    #[test]
+    fn many_or_long_stop_strings_are_refused() {
+        let ok = |stops: &[String]| check_stops(stops).is_ok();
+        assert!(ok(&vec!["a".repeat(MAX_STOP_BYTES); MAX_STOPS]));
+        assert!(!ok(&vec![String::new(); MAX_STOPS + 1]) && !ok(&["a".repeat(MAX_STOP_BYTES + 1)]));
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod lark_parts;
 mod library_error;
 mod multiple_of;
 mod number_bounds;
+mod pattern_intersections;
 mod schema;
 mod shortest_end;
 #[cfg(test)]

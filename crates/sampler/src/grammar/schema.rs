@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{multiple_of, number_bounds};
+use super::{multiple_of, number_bounds, pattern_intersections};
 use crate::schema::JsonSchema;
 use crate::schema::keywords::{NAMED_SCHEMAS, SAME_VALUE_SCHEMAS, SCHEMA_LISTS, SINGLE_SCHEMA};
 
@@ -29,6 +29,7 @@ pub fn prepare(schema: &JsonSchema) -> Result<Value, String> {
         return Err("the keyword \"x-guidance\" is not supported".into());
     }
     let mut schema = schema.enforceable()?.clone();
+    pattern_intersections::check(&schema)?;
     visit_schemas(&mut schema, "#", &mut |schema, place| {
         multiple_of::adjust_fraction(schema);
         number_bounds::check_values(schema, place)?;
@@ -47,7 +48,7 @@ pub fn prepare(schema: &JsonSchema) -> Result<Value, String> {
 /// Checks the schemas in a Lark grammar, which only the library reads.
 ///
 /// # Errors
-/// A sentence about a number that the library would compute wrongly.
+/// A sentence about a number that the library would compute wrongly, or about too many patterns.
 pub fn check_lark(lark: &str) -> Result<(), String> {
     for (at, mark) in lark.match_indices("%json") {
         let mut schemas =
@@ -55,6 +56,7 @@ pub fn check_lark(lark: &str) -> Result<(), String> {
         // An unreadable schema is reported by the compiler, or is not a schema.
         if let Some(Ok(schema)) = schemas.next() {
             multiple_of::check(&schema)?;
+            pattern_intersections::check(&schema)?;
         }
     }
     Ok(())

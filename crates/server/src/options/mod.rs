@@ -135,6 +135,8 @@ pub fn apply(
         }
     }
     options.apply_fields(run)?;
+    puna_sampler::check_stops(&run.stop)
+        .map_err(|reason| ApiError::bad_request(format!("option \"stop\": {reason}")))?;
     run.num_ctx = run.num_ctx.map(|tokens| tokens.max(MIN_CONTEXT));
     Ok(draft)
 }
@@ -425,6 +427,10 @@ mod tests {
         assert_eq!(error(json!({"use_mmap": 1})), "option \"use_mmap\" must be of type boolean");
         assert_eq!(error(json!({"stop": "x"})), "option \"stop\" must be of type array");
         assert_eq!(error(json!({"stop": [1]})), "option \"stop\" must be of an array of strings");
+        assert_eq!(
+            error(json!({"stop": ["a".repeat(2000)]})),
+            "option \"stop\": a stop string of 2000 bytes: use at most 1024"
+        );
     }
 
     #[test]

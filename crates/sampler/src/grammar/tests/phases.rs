@@ -422,6 +422,18 @@ fn schemas() -> Vec<(&'static str, Value)> {
             json!({"anyOf": (0..3500).map(|n| json!({"type": "object", "properties": {word(n): {"type": "integer"}}})).collect::<Vec<_>>()}),
         ),
         (
+            "short patterns of one value",
+            json!({"allOf": (1..10).map(|n| json!({"type": "string", "pattern": format!("(a|b){{{n},}}")})).collect::<Vec<_>>()}),
+        ),
+        (
+            "many short patterns of one value",
+            json!({"allOf": (1..60).map(|n| json!({"type": "string", "pattern": format!("(a|b){{{n},}}")})).collect::<Vec<_>>()}),
+        ),
+        (
+            "wide patterns of one value",
+            json!({"allOf": (1..3).map(|n| json!({"type": "string", "pattern": format!("({}z){{{n},}}", fill(300, |n| format!("{}{n}|", char::from(b'A' + n as u8 % 60))))})).collect::<Vec<_>>()}),
+        ),
+        (
             "one of",
             json!({"oneOf": (0..1500).map(|n| json!({"type": "object", "properties": {"kind": {"const": word(n)}, "a": {"type": "string"}}, "required": ["kind"]})).collect::<Vec<_>>()}),
         ),
