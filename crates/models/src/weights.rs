@@ -79,6 +79,11 @@ impl<'a> Weights<'a> {
         self.rows(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })
     }
 
+    /// Last dimension of a tensor in the file.
+    pub fn outer_size(&self, name: &str) -> Option<usize> {
+        self.view.tensor(name).and_then(|tensor| tensor.shape.last().map(|&size| size as usize))
+    }
+
     /// Columns of a matrix in the file.
     pub fn columns(&self, name: &str) -> Option<usize> {
         self.view

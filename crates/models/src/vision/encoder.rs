@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `v.patch_embd.{weight,bias}` | patch of 3 · P · P values → E |
 //! | `v.patch_embd.weight.1` | second frame; a still picture is its own second frame |
+//! | `v.norm_embd` | norm behind the patch embedding |
 //! | `v.pre_ln`, `v.post_ln` | norms around the blocks |
 //! | `v.blk.N.ln1`, `attn_{q,k,v}`, `attn_qkv`, `attn_{q,k}_norm`, `attn_out`, `ls1` | attention |
 //! | `v.blk.N.ln2`, `ffn_{gate,up,down}`, `ls2` | feed-forward network |
@@ -52,6 +53,7 @@ pub(super) struct Encoder {
     pub eps: f32,
     patch_values: usize,
     patch: Vec<Linear>,
+    patch_norm: AnyNorm,
     has_positions: bool,
     pre_norm: AnyNorm,
     blocks: Vec<Block>,
@@ -94,7 +96,12 @@ impl Encoder {
         let layers = keys.layers("vision.block_count")?;
         let used = if spec.skips_last_block { layers.saturating_sub(1) } else { layers };
         let side = layout.patch;
-        let stored = [side, side, 3, n_embd];
+        let values = layout.patch_values();
+        // Some files hold the matrix of unfolded patches.
+        let stored = match w.columns("v.patch_embd.weight") == Some(values) {
+            true => vec![values, n_embd],
+            false => vec![side, side, 3, n_embd],
+        };
         let mut patch = vec![w.reshaped_linear(
             ["v.patch_embd.weight", "v.patch_embd.bias"],
             &stored,
@@ -116,6 +123,7 @@ impl Encoder {
             eps,
             patch_values: layout.patch_values(),
             patch,
+            patch_norm: norm.load_opt(w, "v.norm_embd", &[n_embd])?.unwrap_or(AnyNorm::None),
             has_positions: spec.has_positions,
             pre_norm: norm.load_opt(w, "v.pre_ln", &[n_embd])?.unwrap_or(AnyNorm::None),
             blocks,
@@ -142,6 +150,7 @@ impl Encoder {
             let other = g.linear("patch_embd_1", second, patches);
             x = g.add("patch_embd", x, other);
         }
+        x = self.patch_norm.apply(g, "norm_embd", x);
         if self.has_positions {
             let positions = g.input_rows("pos_embd", self.n_embd);
             x = g.add("inp_pos", x, positions);
@@ -280,4 +289,25 @@ pub(super) fn mlp(
     let h = g.linear("mm_up", first, x);
     let h = g.activate("mm_act", kind, h);
     g.linear("mm_out", second, h)
+}
+
+/// Matrix of merged patches, which the file orders by channel and then by patch, with columns
+/// ordered by patch.
+pub(super) fn by_patch(
+    w: &mut Weights<'_>,
+    name: &str,
+    channels: usize,
+    patches: usize,
+) -> Result<Linear, ModelError> {
+    let missing = || ModelError::MissingTensor { name: name.into() };
+    let (out, input) = (w.outer_size(name).ok_or_else(missing)?, channels * patches);
+    let stored = w.numbers(name, out * input)?.ok_or_else(missing)?;
+    let mut numbers = Vec::with_capacity(stored.len());
+    for row in stored.chunks_exact(input) {
+        for patch in 0..patches {
+            numbers.extend((0..channels).map(|channel| row[channel * patches + patch]));
+        }
+    }
+    let w = w.constant(&format!("{name} (by patch)"), &[input, out], &numbers);
+    Ok(Linear { w, scale: 1.0, bias: None, out })
 }

@@ -7,8 +7,10 @@
 
 mod encoder;
 mod gemma3;
+mod glm4v;
 mod idefics3;
 mod internvl;
+mod llama4;
 mod llava;
 mod patches;
 mod pixtral;
@@ -33,11 +35,13 @@ struct Entry {
 }
 
 /// All families.
-const TOWERS: [Entry; 8] = [
+const TOWERS: [Entry; 10] = [
     Entry { name: "gemma3", load: gemma3::load },
+    Entry { name: "glm4v", load: glm4v::load },
     Entry { name: "idefics3", load: idefics3::load },
     Entry { name: "internvl", load: internvl::load },
     Entry { name: "lightonocr", load: pixtral::load },
+    Entry { name: "llama4", load: llama4::load },
     Entry { name: "mlp", load: llava::load },
     Entry { name: "pixtral", load: pixtral::load },
     Entry { name: "qwen2vl_merger", load: qwen_vl::load_2 },
@@ -120,8 +124,8 @@ impl VisionTower {
     /// The input of a step for some pictures.
     ///
     /// # Errors
-    /// The size of a picture is not a multiple of the size of a token, or its pixels are not as
-    /// many as its size says.
+    /// The tower does not take pictures of this size, or the pixels are not as many as the size
+    /// says.
     pub fn input(&self, pictures: &[NormalizedPicture<'_>]) -> Result<StepInput, TowerInputError> {
         let mut input = StepInput::default();
         let positions = self.tower.positions.as_ref();
@@ -129,7 +133,7 @@ impl VisionTower {
         for picture in pictures {
             self.tower.layout.add(picture, &mut input)?;
             if let Some(table) = positions {
-                table.add_rows(&self.tower.layout, picture, &mut input.inputs[1]);
+                table.add_rows(&self.tower.layout, picture, &mut input.inputs[1])?;
             }
         }
         Ok(input)

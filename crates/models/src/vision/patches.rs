@@ -49,6 +49,16 @@ pub enum TowerInputError {
         /// Pixels of a side of a token.
         multiple: usize,
     },
+    /// The tower takes pictures of one size.
+    #[error("a picture of {width}×{height} pixels: the model needs {side}×{side}")]
+    FixedSize {
+        /// Width in pixels.
+        width: usize,
+        /// Height in pixels.
+        height: usize,
+        /// Width and height that the tower takes.
+        side: usize,
+    },
     /// The number of pixels is not that of the size.
     #[error("a picture of {width}×{height} pixels has {found} values")]
     Pixels {
@@ -67,6 +77,8 @@ pub(super) enum ClassToken {
     None,
     /// In front of the patches.
     First,
+    /// Behind the patches, which count their rows and columns from 1 then.
+    Last,
 }
 
 /// Order of the patches of a picture in a step.
@@ -136,20 +148,29 @@ impl PatchLayout {
         }
         let first_row = input.tokens.len();
         if self.class == ClassToken::First {
-            add_row(input, first_row, [0; 2]);
-            input.inputs[0].extend(std::iter::repeat_n(0.0, self.patch_values()));
+            self.add_class(input, first_row);
         }
         let start = input.tokens.len();
+        let offset = usize::from(self.class == ClassToken::Last);
         for at in self.order(tokens) {
-            add_row(input, first_row, at);
+            add_row(input, first_row, at.map(|at| at + offset));
             self.add_patch(picture, at, &mut input.inputs[0]);
         }
         let merged = self.patches_per_token();
         let ends = (start + merged - 1..input.tokens.len()).step_by(merged);
         input.outputs.extend(ends.map(|row| row as u32));
+        if self.class == ClassToken::Last {
+            self.add_class(input, first_row);
+        }
         let rows = input.tokens.len() - first_row;
         input.segments.push(Segment { first_row, rows, ..Segment::default() });
         Ok(())
+    }
+
+    /// Adds the row of the class token, which has no pixels.
+    fn add_class(&self, input: &mut StepInput, first_row: usize) {
+        add_row(input, first_row, [0; 2]);
+        input.inputs[0].extend(std::iter::repeat_n(0.0, self.patch_values()));
     }
 
     fn add_patch(

@@ -8,7 +8,7 @@
 
 use puna_graph::{Activation, Graph, Linear, Norm, Rope, RopeKind};
 
-use super::encoder::{Encoder, EncoderSpec, FfnActivation, mlp};
+use super::encoder::{Encoder, EncoderSpec, FfnActivation, by_patch, mlp};
 use super::qwen_vl::{COLUMN_AXIS, ROW_AXIS};
 use super::{LoadedTower, grid_layout};
 use crate::error::ModelError;
@@ -39,7 +39,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let merger = match w.has("mm.patch_merger.weight") {
         true => Some(PatchMerger {
             norm: w.norm("mm.input_norm", n_embd, encoder.eps)?,
-            project: merger_matrix(w, n_embd, layout.patches_per_token())?,
+            project: by_patch(w, "mm.patch_merger.weight", n_embd, layout.patches_per_token())?,
         }),
         false => None,
     };
@@ -80,25 +80,4 @@ fn rope(head_dim: usize) -> Rope {
         position_offset: 0,
         is_inverse: false,
     }
-}
-
-/// `mm.patch_merger`, whose columns are ordered by channel and then by patch, with columns ordered
-/// by patch.
-fn merger_matrix(
-    w: &mut Weights<'_>,
-    channels: usize,
-    patches: usize,
-) -> Result<Linear, ModelError> {
-    const NAME: &str = "mm.patch_merger.weight";
-    let (out, input) = (w.rows_of(NAME)?, channels * patches);
-    let missing = || ModelError::MissingTensor { name: NAME.into() };
-    let stored = w.numbers(NAME, out * input)?.ok_or_else(missing)?;
-    let mut numbers = Vec::with_capacity(stored.len());
-    for row in stored.chunks_exact(input) {
-        for patch in 0..patches {
-            numbers.extend((0..channels).map(|channel| row[channel * patches + patch]));
-        }
-    }
-    let w = w.constant(&format!("{NAME} (by patch)"), &[input, out], &numbers);
-    Ok(Linear { w, scale: 1.0, bias: None, out })
 }

@@ -1,6 +1,6 @@
 //! Learned positions of patches, made for a picture's size.
 
-use super::patches::{ClassToken, NormalizedPicture, PatchLayout};
+use super::patches::{ClassToken, NormalizedPicture, PatchLayout, TowerInputError};
 use crate::error::ModelError;
 use crate::weights::Weights;
 
@@ -11,7 +11,13 @@ pub(super) enum Resize {
     Never,
     /// Bilinear; the corners of both tables coincide (`align_corners`).
     BilinearCorners,
+    /// Bicubic with a = −0.75; the edges of both tables coincide, and the table continues beyond
+    /// its edges with its outer values (`grid_sample`).
+    Bicubic,
 }
+
+/// Parameter of bicubic interpolation, that of PyTorch.
+const CUBIC: f32 = -0.75;
 
 /// A table `[columns, class + n · n]`.
 #[derive(Debug, Clone)]
@@ -38,11 +44,14 @@ impl PositionTable {
         let mut rows = w.numbers(NAME, count * cols)?.unwrap_or_default();
         let class = match layout.class {
             ClassToken::None => None,
-            ClassToken::First => {
+            ClassToken::First | ClassToken::Last => {
                 let class = w
                     .numbers("v.class_embd", cols)?
                     .ok_or_else(|| ModelError::MissingTensor { name: "v.class_embd".into() })?;
-                let position: Vec<f32> = rows.drain(..cols.min(rows.len())).collect();
+                let position: Vec<f32> = match layout.class {
+                    ClassToken::Last => rows.split_off(rows.len().saturating_sub(cols)),
+                    _ => rows.drain(..cols.min(rows.len())).collect(),
+                };
                 Some(class.iter().zip(position).map(|(class, at)| class + at).collect())
             }
         };
@@ -67,40 +76,80 @@ impl PositionTable {
     }
 
     /// Appends a row for each patch of a picture, in the order of the layout.
+    ///
+    /// # Errors
+    /// [`TowerInputError::FixedSize`].
     pub fn add_rows(
         &self,
         layout: &PatchLayout,
         picture: &NormalizedPicture<'_>,
         to: &mut Vec<f32>,
-    ) {
-        to.extend(self.class.iter().flatten());
+    ) -> Result<(), TowerInputError> {
         let grid = [picture.height, picture.width].map(|side| side / layout.patch);
+        let has_table_size = grid == [self.side; 2];
+        if self.resize == Resize::Never && !has_table_size {
+            let NormalizedPicture { width, height, .. } = *picture;
+            return Err(TowerInputError::FixedSize {
+                width,
+                height,
+                side: self.side * layout.patch,
+            });
+        }
+        if layout.class == ClassToken::First {
+            to.extend(self.class.iter().flatten());
+        }
         let tokens = grid.map(|side| side / layout.merge);
         for [y, x] in layout.order(tokens) {
-            if grid == [self.side; 2] || self.resize == Resize::Never {
-                to.extend_from_slice(self.row(y.min(self.side - 1), x.min(self.side - 1)));
+            if has_table_size {
+                to.extend_from_slice(self.row(y, x));
                 continue;
             }
-            let [(top, down), (left, right)] =
-                [(y, grid[0]), (x, grid[1])].map(|(at, of)| self.neighbours(at, of));
-            for column in 0..self.cols {
-                let at = |y: usize, x: usize| self.row(y, x)[column];
-                let line = |y: usize| at(y, left) * (1.0 - right.1) + at(y, right.0) * right.1;
-                to.push(line(top) * (1.0 - down.1) + line(down.0) * down.1);
+            let [down, across] = [(y, grid[0]), (x, grid[1])].map(|(at, of)| self.taps(at, of));
+            let start = to.len();
+            to.resize(start + self.cols, 0.0);
+            for (row, weight) in &down {
+                for (column, factor) in &across {
+                    let weight = weight * factor;
+                    let sums = to[start..].iter_mut().zip(self.row(*row, *column));
+                    sums.for_each(|(sum, x)| *sum += weight * x);
+                }
             }
         }
+        if layout.class == ClassToken::Last {
+            to.extend(self.class.iter().flatten());
+        }
+        Ok(())
     }
 
     fn row(&self, y: usize, x: usize) -> &[f32] {
         &self.rows[(y * self.side + x) * self.cols..][..self.cols]
     }
 
-    /// Position in the table of patch `at` of `of`: the position before it, and the next one with
-    /// its weight.
-    fn neighbours(&self, at: usize, of: usize) -> (usize, (usize, f32)) {
-        let last = (self.side - 1) as f32;
-        let exact = if of > 1 { at as f32 * (last / (of - 1) as f32) } else { 0.0 };
-        let before = (exact as usize).min(self.side - 1);
-        (before, ((before + 1).min(self.side - 1), exact - before as f32))
+    /// Positions of the table that patch `at` of `of` is made of, with their weights.
+    fn taps(&self, at: usize, of: usize) -> Vec<(usize, f32)> {
+        let last = self.side - 1;
+        let exact = match self.resize {
+            Resize::Bicubic => (at as f32 + 0.5) / of as f32 * self.side as f32 - 0.5,
+            _ if of > 1 => at as f32 * (last as f32 / (of - 1) as f32),
+            _ => 0.0,
+        };
+        let (before, t) = (exact.floor(), exact - exact.floor());
+        let inside = |offset: f32| (before + offset).clamp(0.0, last as f32) as usize;
+        match self.resize {
+            Resize::Bicubic => {
+                [-1.0, 0.0, 1.0, 2.0].map(|o| (inside(o), cubic_weight((t - o).abs()))).into()
+            }
+            _ => vec![(inside(0.0), 1.0 - t), (inside(1.0), t)],
+        }
+    }
+}
+
+/// Weight of a value at this distance (Keys, 1981).
+fn cubic_weight(distance: f32) -> f32 {
+    let (a, d) = (CUBIC, distance);
+    match d {
+        0.0..=1.0 => ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0,
+        1.0..=2.0 => ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a,
+        _ => 0.0,
     }
 }

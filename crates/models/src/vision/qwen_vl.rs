@@ -82,7 +82,7 @@ fn load(
 
 /// Rotates the first half of the pairs by the row of a patch and the second half by its column,
 /// both with the same frequencies.
-fn rope(head_dim: usize) -> Rope {
+pub(super) fn rope(head_dim: usize) -> Rope {
     let quarter = head_dim / 4;
     let frequency = |j: usize| ROPE_BASE.powf(-2.0 * j as f64 / (head_dim / 2) as f64) as f32;
     let pairs = || (0..2 * quarter).map(|pair| (pair / quarter.max(1), pair % quarter.max(1)));
