@@ -129,7 +129,7 @@ pub(super) struct Model {
 /// One call of the backend.
 pub(super) enum Command {
     /// A step with its result and its extra outputs.
-    Run { input: StepInput, expected: Expected, extra: Vec<Expected> },
+    Run { input: Box<StepInput>, expected: Expected, extra: Vec<Expected> },
     /// Copies a page.
     CopyPage { from: u32, to: u32 },
     /// Copies a window page.
@@ -325,7 +325,11 @@ impl Problem {
                 Action::Step(spans) => {
                     let expected = expected.next().expect("each step has a reference");
                     let extra = self.kept.iter().map(|rows| kept_rows(rows, &spans)).collect();
-                    commands.push(Command::Run { input: self.step(&spans), expected, extra });
+                    commands.push(Command::Run {
+                        input: Box::new(self.step(&spans)),
+                        expected,
+                        extra,
+                    });
                 }
                 Action::Fork { from, to, tokens } => commands.extend(self.copies(from, to, tokens)),
             }

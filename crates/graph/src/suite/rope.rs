@@ -81,7 +81,7 @@ fn case(shape: RopeShape) -> Case {
         let frequency = |pair: usize| 10_000f32.powf(-(pair as f32) / pairs as f32);
         let frequencies: Vec<f32> = (0..pairs).map(frequency).collect();
         // The axes alternate, with one pair in five on the first one.
-        let axis = |pair: usize| if pair % 5 == 0 { 0 } else { 1 + (pair % 2) as u8 };
+        let axis = |pair: usize| if pair.is_multiple_of(5) { 0 } else { 1 + (pair % 2) as u8 };
         let axes = if has_axes { (0..pairs).map(axis).collect() } else { Vec::new() };
         let rope = Rope { kind, frequencies, magnitude, axes, position_offset, is_inverse };
         if has_axes {
