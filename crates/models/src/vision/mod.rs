@@ -16,6 +16,7 @@ mod patches;
 mod pixtral;
 mod position_table;
 mod qwen_vl;
+mod rope;
 
 use puna_gguf::View;
 use puna_graph::{Graph, Rope, StepInput, Weight};

@@ -6,17 +6,14 @@
 //! side, channel by channel (`unfold`), through `mm.patch_merger`; then `mm.2 · gelu(mm.1 · x)`.
 //! A row `v.token_embd.img_break` follows each row of tokens but the last.
 
-use puna_graph::{Activation, Graph, Linear, Norm, Rope, RopeKind};
+use puna_graph::{Activation, Graph, Linear, Norm, RopeKind};
 
 use super::encoder::{Encoder, EncoderSpec, FfnActivation, by_patch, mlp};
-use super::qwen_vl::{COLUMN_AXIS, ROW_AXIS};
+use super::rope::{COLUMN_AXIS, ROW_AXIS, two_axis_rope};
 use super::{LoadedTower, grid_layout};
 use crate::error::ModelError;
 use crate::hparams::Keys;
 use crate::weights::Weights;
-
-/// Base of the rotary frequencies.
-const ROPE_BASE: f64 = 10_000.0;
 
 /// Norm and matrix that merge the patches of a token.
 struct PatchMerger {
@@ -35,7 +32,10 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     };
     let encoder = Encoder::load(keys, w, &layout, &spec)?;
     let n_embd = encoder.n_embd;
-    let rope = w.rope(rope(n_embd / keys.count("vision.attention.head_count")?));
+    let dim = n_embd / keys.count("vision.attention.head_count")?;
+    // Rows have the even frequencies of a head, columns the odd ones.
+    let exponent = |half: usize, i: usize| 2.0 * (2 * i + half) as f64 / dim as f64;
+    let rope = w.rope(two_axis_rope(RopeKind::Norm, [ROW_AXIS, COLUMN_AXIS], dim, exponent));
     let merger = match w.has("mm.patch_merger.weight") {
         true => Some(PatchMerger {
             norm: w.norm("mm.input_norm", n_embd, encoder.eps)?,
@@ -62,22 +62,4 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let x = mlp(g, &first, Activation::GeluErf, &second, x);
     g.set_result(x);
     Ok(LoadedTower { graph, layout, positions: None, row_end })
-}
-
-/// Rotates the first half of the pairs by the row of a patch, with the even frequencies of a head,
-/// and the second half by its column, with the odd ones.
-fn rope(head_dim: usize) -> Rope {
-    let quarter = head_dim / 4;
-    let pairs = || (0..2 * quarter).map(|pair| (pair / quarter.max(1), pair % quarter.max(1)));
-    let frequency = |half: usize, i: usize| {
-        ROPE_BASE.powf(-2.0 * (2 * i + half) as f64 / head_dim as f64) as f32
-    };
-    Rope {
-        kind: RopeKind::Norm,
-        frequencies: pairs().map(|(half, i)| frequency(half, i)).collect(),
-        magnitude: 1.0,
-        axes: pairs().map(|(half, _)| if half == 0 { ROW_AXIS } else { COLUMN_AXIS }).collect(),
-        position_offset: 0,
-        is_inverse: false,
-    }
 }

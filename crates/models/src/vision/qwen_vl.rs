@@ -12,6 +12,7 @@ use puna_graph::{Activation, Graph, Linear, Norm, Rope, RopeKind, ValueId};
 use super::encoder::{Encoder, EncoderSpec, FfnActivation, mlp};
 use super::patches::PatchLayout;
 use super::position_table::{PositionTable, Resize};
+use super::rope::{COLUMN_AXIS, ROW_AXIS, equal_halves, two_axis_rope};
 use super::{LoadedTower, grid_layout};
 use crate::error::ModelError;
 use crate::hparams::Keys;
@@ -19,11 +20,6 @@ use crate::weights::Weights;
 
 /// Patches of a side of a token, if the file does not say.
 const DEFAULT_MERGE: usize = 2;
-/// Base of the rotary frequencies.
-const ROPE_BASE: f64 = 10_000.0;
-/// Axes of positions: row and column of a patch.
-pub(super) const ROW_AXIS: u8 = 1;
-pub(super) const COLUMN_AXIS: u8 = 2;
 
 /// Merger behind a block in the middle of the tower.
 struct DeepStack {
@@ -80,20 +76,9 @@ fn load(
     Ok(LoadedTower { graph, layout, positions, row_end: None })
 }
 
-/// Rotates the first half of the pairs by the row of a patch and the second half by its column,
-/// both with the same frequencies.
+/// Rotary table of heads with `head_dim` dimensions.
 pub(super) fn rope(head_dim: usize) -> Rope {
-    let quarter = head_dim / 4;
-    let frequency = |j: usize| ROPE_BASE.powf(-2.0 * j as f64 / (head_dim / 2) as f64) as f32;
-    let pairs = || (0..2 * quarter).map(|pair| (pair / quarter.max(1), pair % quarter.max(1)));
-    Rope {
-        kind: RopeKind::Neox,
-        frequencies: pairs().map(|(_, j)| frequency(j)).collect(),
-        magnitude: 1.0,
-        axes: pairs().map(|(half, _)| if half == 0 { ROW_AXIS } else { COLUMN_AXIS }).collect(),
-        position_offset: 0,
-        is_inverse: false,
-    }
+    two_axis_rope(RopeKind::Neox, [ROW_AXIS, COLUMN_AXIS], head_dim, equal_halves(head_dim))
 }
 
 /// Two matrices, the first one for rows of `input` columns.
