@@ -298,6 +298,25 @@ mod tests {
     }
 
     #[test]
+    fn an_upload_is_visible_until_a_model_has_it_or_the_grace_time_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let (uploads, caller) = (UploadedBlobs::default(), Caller::new(&["bob".to_owned()]));
+        let [used, old] = [&b"used"[..], b"old"].map(|blob| store.add_blob(blob).unwrap().digest);
+        for blob in [used, old] {
+            uploads.reserve(&store, &caller, &[]).unwrap().complete(&blob);
+        }
+        let visible = || [used, old].map(|blob| uploads.has_uploaded(&caller, &blob));
+        assert_eq!(visible(), [true, true]);
+        uploads.forget_used(&caller, &HashSet::from([used]));
+        assert_eq!(visible(), [false, true]);
+        let long_ago = Instant::now().checked_sub(puna_store::UNUSED_BLOB_GRACE).unwrap();
+        lock(&uploads.0).get_mut(&caller.namespaces()).unwrap().complete[0].at = long_ago;
+        assert_eq!(visible(), [false, false]);
+        assert_eq!(uploads.complete(&store, &caller), [(old, 0)], "it counts to the quota");
+    }
+
+    #[test]
     fn uploads_of_a_caller_share_its_quota() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();

@@ -183,3 +183,17 @@ fn array_value(array: &Array, elements_left: &mut usize) -> Value {
     let element = |i| array.get(i).map_or(Value::Null, |v| meta_value(&v, elements_left));
     (0..array.len()).map(element).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_beyond_the_limit_of_elements_are_null() {
+        let array = Meta::from(vec![1_u32, 2, 3]);
+        let mut left = 5;
+        let shown = [(); 2].map(|()| meta_value(&array, &mut left));
+        assert_eq!((shown, left), ([json!([1, 2, 3]), Value::Null], 2));
+        assert_eq!(meta_value(&Meta::from(7_u32), &mut 0), json!(7));
+    }
+}
