@@ -111,7 +111,7 @@ pub use name::{
 };
 pub use pins::WorkGuard;
 pub use progress::{Progress, ProgressFn};
-pub use prune::{GRACE as UNUSED_BLOB_GRACE, Leftover, LeftoverKind, PruneOptions, PruneOutcome};
+pub use prune::{Leftover, LeftoverKind, PruneOptions, PruneOutcome, UNUSED_BLOB_GRACE};
 pub use pulls::UnfinishedPull;
 pub use puna_gguf::PartName;
 pub use remote::Remote;

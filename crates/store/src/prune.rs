@@ -19,7 +19,7 @@ use crate::uploads::UPLOAD_SUFFIX;
 use crate::verify::DISPLACED_SUFFIX;
 
 /// Blobs and temporary files that were used within this time may belong to running work.
-pub const GRACE: Duration = Duration::from_secs(60 * 60);
+pub const UNUSED_BLOB_GRACE: Duration = Duration::from_secs(60 * 60);
 /// How long [`Store::clean_up`] keeps Puna's own unfinished files.
 const UNFINISHED_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long interrupted downloads are kept, so that they can resume after a restart.
@@ -156,7 +156,7 @@ impl Store {
             self.pending_blobs().into_iter().filter(|record| record.digests.iter().all(is_settled))
         {
             // A record may exist before its blob.
-            if record.is_removal || record.age > GRACE {
+            if record.is_removal || record.age > UNUSED_BLOB_GRACE {
                 self.remove_blob_record(&record.path);
             }
         }
@@ -218,7 +218,7 @@ impl PruneScope {
     /// How long a temporary file of Puna stays.
     fn grace_of_temporary(&self) -> Duration {
         match self {
-            Self::Everything => GRACE,
+            Self::Everything => UNUSED_BLOB_GRACE,
             Self::OwnLeftovers(_) => UNFINISHED_GRACE,
         }
     }
@@ -250,7 +250,8 @@ impl Pruner<'_> {
                     }
                     let in_use =
                         running.contains(&digest) || self.store.pins.is_pinned_by_work(&digest);
-                    let usual = if halted.contains(&digest) { PARTIAL_GRACE } else { GRACE };
+                    let usual =
+                        if halted.contains(&digest) { PARTIAL_GRACE } else { UNUSED_BLOB_GRACE };
                     let Some(usual) = self.scope.grace_of_blob(&digest, usual) else { continue };
                     let grace = self.grace(usual);
                     // The blobs that another process needs are unknown. It needs none that could

@@ -11,7 +11,7 @@ use crate::error::StoreError;
 use crate::files;
 use crate::name::ModelName;
 use crate::name_files::{NameFile, NameFolder};
-use crate::prune::GRACE;
+use crate::prune::UNUSED_BLOB_GRACE;
 use crate::store::Store;
 use crate::trash::TrashBatch;
 
@@ -97,7 +97,8 @@ impl Store {
             Err(error) => return Ok(Some(error)),
         };
         // The same rule as in [`Store::prune`].
-        let needed = self.pins.oldest_other_work_age().map(|since| GRACE.saturating_add(since));
+        let needed =
+            self.pins.oldest_other_work_age().map(|since| UNUSED_BLOB_GRACE.saturating_add(since));
         let (pins, mut is_done) = (self.pins.lock(), true);
         for digest in candidates {
             if referenced.contains(digest) {

@@ -15,7 +15,7 @@ use crate::Digest;
 /// Runners by preference on Linux.
 const PREFERENCES: [&str; 3] = ["llamacpp", "ggml", "mlx"];
 /// Start-up leaves younger blobs alone.
-const GRACE: Duration = Duration::from_secs(60 * 60);
+const UNUSED_BLOB_GRACE: Duration = Duration::from_secs(60 * 60);
 
 /// How an entry in `manifests-v2/` refers to its blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +206,7 @@ impl Ollama040 {
     /// directories.
     pub fn start(&self) -> io::Result<()> {
         let retained = self.retained_digests()?;
-        let limit = SystemTime::now() - GRACE;
+        let limit = SystemTime::now() - UNUSED_BLOB_GRACE;
         for file in names_in(&self.blobs.dir)? {
             let path = self.blobs.dir.join(&file);
             let metadata = fs::symlink_metadata(&path)?;
