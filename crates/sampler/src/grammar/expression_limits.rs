@@ -5,7 +5,7 @@
 //! and so does one expression with many Unicode classes. This module counts the work of both
 //! before the library does it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use llguidance::derivre::ExprRef;
 use llguidance::derivre::raw::ExprSet;
@@ -14,6 +14,7 @@ use regex_syntax::hir::{Class, Hir, HirKind};
 use serde_json::Value;
 
 use super::lark_parts::LarkParts;
+use super::overlap::{MAX_COMBINATIONS, OverlapMeter, Tags};
 
 /// Maximum number of different terminals: texts and expressions. The library compares each new one
 /// with all others.
@@ -25,11 +26,6 @@ pub const MAX_REFERENCES: usize = 30_000;
 /// Maximum number of alternatives in the derivatives of all expressions. An expression of `n`
 /// optional parts in a row has about `n`² alternatives.
 pub const MAX_ALTERNATIVES: u64 = 2_000_000;
-/// Maximum number of combinations of alternatives that start with the same byte, in one
-/// intersection.
-pub const MAX_INTERSECTION: u32 = 2_000;
-/// Maximum number of expressions that are examined for intersections.
-const MAX_EXAMINED: usize = 50_000;
 /// Maximum number of character ranges in the different Unicode classes of a constraint.
 pub const MAX_CLASS_RANGES: usize = 100_000;
 /// Maximum number of names of Unicode classes (`\p{L}`, `\w`) in one expression, which the parser
@@ -38,78 +34,29 @@ pub const MAX_CLASS_NAMES: usize = 1_000;
 /// Maximum number of pieces in the texts of `%regex`, of which every run is an alternative.
 pub const MAX_SUBSTRING_PIECES: usize = 30_000;
 
-/// Checks the expressions of a loaded constraint.
+/// Checks the expressions of a loaded constraint. `has_intersection` says whether its author wrote
+/// intersections (`&`).
 ///
 /// # Errors
 /// A sentence about the exceeded limit.
-pub fn check_expressions(expressions: &LexerSpec) -> Result<(), String> {
+pub fn check_expressions(expressions: &LexerSpec, has_intersection: bool) -> Result<(), String> {
     check_terminals(expressions.lexemes.len())?;
-    DerivativeCounter::new(expressions.regex_builder.exprset()).check()
+    DerivativeCounter::new(expressions.regex_builder.exprset(), has_intersection).check()
 }
 
 /// Counts the alternatives of derivatives without computing them.
 struct DerivativeCounter<'a> {
     all: &'a ExprSet,
     tags: Tags,
-    /// Number of alternatives of intersected expressions for each first byte.
-    first_byte_counts: HashMap<u32, Box<[u32; 256]>>,
-}
-
-/// Numbers of the kinds of expressions that the count distinguishes. The library does not name
-/// their type.
-struct Tags {
-    byte: u8,
-    byte_set: u8,
-    byte_concat: u8,
-    concat: u8,
-    not: u8,
-    and: u8,
-}
-
-impl Tags {
-    /// Reads the numbers from an example of each kind.
-    fn new() -> Self {
-        let mut set = ExprSet::new(256);
-        let (a, b) = (set.mk_byte(b'a'), set.mk_byte(b'b'));
-        let mut letters = [0; 8];
-        letters[3] = 6;
-        let byte_set = set.mk_byte_set(&letters);
-        let byte_concat = set.mk_literal("ab");
-        let many = set.mk_repeat(byte_set, 0, u32::MAX);
-        let concat = set.mk_concat(many, b);
-        let not = set.mk_not(byte_concat);
-        let and = set.mk_and(&mut vec![concat, not]);
-        let tag = |expression| set.get_tag(expression) as u8;
-        Self {
-            byte: tag(a),
-            byte_set: tag(byte_set),
-            byte_concat: tag(byte_concat),
-            concat: tag(concat),
-            not: tag(not),
-            and: tag(and),
-        }
-    }
+    overlaps: OverlapMeter,
+    /// Whether the constraint's author wrote intersections.
+    has_intersection: bool,
 }
 
 impl<'a> DerivativeCounter<'a> {
-    fn new(all: &'a ExprSet) -> Self {
-        Self { all, tags: Tags::new(), first_byte_counts: HashMap::new() }
-    }
-
-    fn tag(&self, expression: ExprRef) -> u8 {
-        self.all.get_tag(expression) as u8
-    }
-
-    /// Arguments of an expression that its derivative depends on.
-    fn first_arguments(&self, expression: ExprRef) -> &'a [ExprRef] {
-        let arguments = self.all.get_args(expression);
-        match self.tag(expression) {
-            tag if tag == self.tags.byte_concat => &[],
-            tag if tag == self.tags.concat && !self.all.is_nullable(arguments[0]) => {
-                &arguments[..1]
-            }
-            _ => arguments,
-        }
+    fn new(all: &'a ExprSet, has_intersection: bool) -> Self {
+        let overlaps = OverlapMeter::new(all.clone());
+        Self { all, tags: Tags::new(), overlaps, has_intersection }
     }
 
     /// Counts the alternatives of all expressions. Arguments of an expression come before it.
@@ -119,8 +66,8 @@ impl<'a> DerivativeCounter<'a> {
         let mut sum = 0u64;
         for number in 1..count {
             let expression = ExprRef::new(number);
-            let tag = self.tag(expression);
-            let arguments = self.first_arguments(expression);
+            let tag = self.tags.of(self.all, expression);
+            let arguments = self.tags.first_arguments(self.all, expression);
             let width = |argument: &ExprRef| u64::from(widths[argument.as_usize()]);
             let total = arguments.iter().map(width).sum::<u64>();
             // The parts of a negation are made disjoint: at most one for each byte.
@@ -139,67 +86,18 @@ impl<'a> DerivativeCounter<'a> {
         Ok(())
     }
 
+    /// The schema check limits what the patterns of one text cost after the first byte.
     fn check_intersection(&mut self, expression: ExprRef) -> Result<(), String> {
-        let max = match self.try_count_first_bytes(expression) {
-            true => self.first_byte_counts[&expression.as_u32()].iter().copied().max().unwrap_or(0),
-            false => u32::MAX,
+        let combinations = match self.has_intersection {
+            true => self.overlaps.overlap(expression),
+            false => self.overlaps.first_alternatives(expression),
         };
-        if max <= MAX_INTERSECTION {
+        if combinations.is_some_and(|count| count <= MAX_COMBINATIONS) {
             return Ok(());
         }
         Err(format!(
-            "an intersection has more than {MAX_INTERSECTION} combinations of alternatives for the next character: require fewer expressions of one text (&, allOf, look-ahead)"
+            "an intersection has more than {MAX_COMBINATIONS} combinations of alternatives for the next character: require fewer or simpler expressions of one text (&, allOf)"
         ))
-    }
-
-    /// Counts, for each byte, the alternatives of an expression that start with it. Returns false
-    /// if more than [`MAX_EXAMINED`] expressions of the constraint would be examined.
-    fn try_count_first_bytes(&mut self, expression: ExprRef) -> bool {
-        let mut stack = vec![expression];
-        while let Some(&next) = stack.last() {
-            if self.first_byte_counts.contains_key(&next.as_u32()) {
-                stack.pop();
-                continue;
-            }
-            let missing = self.first_arguments(next).iter().copied();
-            let missing: Vec<_> =
-                missing.filter(|e| !self.first_byte_counts.contains_key(&e.as_u32())).collect();
-            if !missing.is_empty() {
-                stack.extend(missing);
-                continue;
-            }
-            if self.first_byte_counts.len() >= MAX_EXAMINED {
-                return false;
-            }
-            let counts = self.count_first_bytes(next);
-            self.first_byte_counts.insert(next.as_u32(), counts);
-            stack.pop();
-        }
-        true
-    }
-
-    /// The counts of an expression from the counts of its arguments.
-    fn count_first_bytes(&self, expression: ExprRef) -> Box<[u32; 256]> {
-        let tag = self.tag(expression);
-        let mut counts = Box::new([0u32; 256]);
-        if [self.tags.byte, self.tags.byte_set, self.tags.byte_concat].contains(&tag) {
-            let fits = |byte: &usize| !self.all.get(expression).surely_no_match(*byte as u8);
-            (0..256).filter(fits).for_each(|byte| counts[byte] = 1);
-            return counts;
-        }
-        let arguments = self.first_arguments(expression).iter();
-        let arguments: Vec<_> = arguments.map(|e| &self.first_byte_counts[&e.as_u32()]).collect();
-        for (byte, count) in counts.iter_mut().enumerate() {
-            let each = arguments.iter().map(|counts| counts[byte]);
-            *count = match tag {
-                _ if tag == self.tags.not => 1,
-                _ if tag == self.tags.and => each.fold(1, u32::saturating_mul),
-                // A multiple of a number may start with any digit.
-                _ if arguments.is_empty() => 1,
-                _ => each.fold(0, u32::saturating_add),
-            };
-        }
-        counts
     }
 }
 

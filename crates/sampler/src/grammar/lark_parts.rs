@@ -13,6 +13,8 @@ pub struct LarkParts<'a> {
     pub string_literals: HashSet<&'a str>,
     /// Different regular expressions, without their slashes.
     pub regexes: HashSet<&'a str>,
+    /// Whether a terminal is an intersection (`&`).
+    pub has_intersection: bool,
     /// Values after `%json`.
     pub schemas: Vec<Value>,
     /// Values after `%regex`.
@@ -42,6 +44,10 @@ impl<'a> LarkParts<'a> {
                     length
                 }
                 b'%' => found.add_value(&lark[at..]),
+                b'&' => {
+                    found.has_intersection = true;
+                    1
+                }
                 byte if is_name_byte(byte) => {
                     found.references += 1;
                     rest.iter().position(|byte| !is_name_byte(byte)).unwrap_or(rest.len())
@@ -101,13 +107,15 @@ mod tests {
     fn comments_literals_expressions_and_values_are_told_apart() {
         let lark = r#"start: "a\"/" /b\/"c/ x // "no" /no/
 # "no"
-x: %json {"pattern": "no"} | %regex {"substring_chars": "/no/"} | "%json [" /d
+x: %json {"pattern": "no&"} | %regex {"substring_chars": "/no/"} | "%json [" /d
 e/ "]" "a\"/""#;
         let found = LarkParts::new(lark);
         assert_eq!(found.string_literals, HashSet::from([r#""a\"/""#, "\"%json [\"", "\"]\""]));
         assert_eq!(found.regexes, HashSet::from([r#"b\/"c"#, "d\ne"]));
-        assert_eq!(found.schemas, [json!({"pattern": "no"})]);
+        assert_eq!(found.schemas, [json!({"pattern": "no&"})]);
         assert_eq!(found.regex_values, [json!({"substring_chars": "/no/"})]);
+        assert!(!found.has_intersection);
+        assert!(LarkParts::new("start: A & \"b\"").has_intersection);
         assert_eq!(found.references, 9, "three names, four string literals, two expressions");
         // Unfinished ones reach to the end.
         for unfinished in ["\"a", "/", "/\u{e4}\\", "%json {", "\"\\", "%", "#", "\"\u{e4}\\\u{e4}"]

@@ -6,8 +6,9 @@
 //! Lark grammars. GBNF is translated to Lark ([`gbnf`], [`lark`]).
 //!
 //! Constraints come from untrusted clients. Their size is limited here, the work of a step by
-//! `llguidance`'s limits, and work that it does not limit by [`expression_limits`] and
-//! [`first_bytes`]. Constraints that cannot be enforced are rejected, not ignored.
+//! `llguidance`'s limits, and work that it does not limit by [`expression_limits`],
+//! [`pattern_intersections`] and [`first_bytes`]. Constraints that cannot be enforced are rejected,
+//! not ignored.
 
 mod expression_limits;
 mod first_bytes;
@@ -17,6 +18,7 @@ mod lark_parts;
 mod library_error;
 mod multiple_of;
 mod number_bounds;
+mod overlap;
 mod pattern_intersections;
 mod schema;
 mod shortest_end;
@@ -33,6 +35,7 @@ use std::time::Duration;
 use crate::constraint_size::MAX_CONSTRAINT_BYTES;
 use crate::schema::JsonSchema;
 use expression_limits::{ClassCounter, check_expressions};
+use lark_parts::LarkParts;
 use library_error::{NO_TEXT_ALLOWED, reason, too_complex};
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
@@ -300,7 +303,11 @@ impl GrammarCompiler {
         cancellation.check()?;
         let parts = first_bytes::load(&self.factory, source, own).map_err(into_error)?;
         cancellation.check()?;
-        check_expressions(&parts.1).map_err(into_error)?;
+        let has_intersection = match constraint {
+            Constraint::Lark(text) => LarkParts::new(text).has_intersection,
+            _ => false,
+        };
+        check_expressions(&parts.1, has_intersection).map_err(into_error)?;
         first_bytes::check_first_bytes(&self.factory, &parts.1, cancellation)?;
         cancellation.check()?;
         let parts = GrammarInit::Internal(parts.0, parts.1);

@@ -182,16 +182,18 @@ fn too_many_optional_parts_in_a_row_are_refused() {
 
 #[test]
 fn intersections_with_many_combinations_are_refused() {
-    // Two alternatives of each expression start with `a`.
-    let lark = |count: usize| {
-        let parts: Vec<_> = (0..count).map(|n| format!("/(?s:.*)a{{{}}}b/", n + 1)).collect();
+    // After `n` times `a`, up to `n + 2` alternatives of an expression start with `a`.
+    let lark = |prefix: &str, count: usize| {
+        let part = |n| format!("/{prefix}(?s:.*)a{{{}}}b/", n + 1);
+        let parts: Vec<_> = (0..count).map(part).collect();
         Constraint::Lark(format!("start: T\nT: {}", parts.join(" & ")))
     };
-    let words = format!("more than {} combinations", expression_limits::MAX_INTERSECTION);
-    let most = expression_limits::MAX_INTERSECTION.ilog2() as usize;
-    assert_eq!(refusal(&lark(most), "combinations"), None);
-    let error = refusal(&lark(most + 1), &words).unwrap();
-    assert!(error.contains("require fewer expressions"), "{error}");
+    let words = format!("more than {} combinations", overlap::MAX_COMBINATIONS);
+    for prefix in ["", "xx[yz]"] {
+        assert_eq!(refusal(&lark(prefix, 5), "combinations"), None);
+        let error = refusal(&lark(prefix, 6), &words).unwrap();
+        assert!(error.contains("require fewer"), "{error}");
+    }
     // Disjoint alternatives do not multiply.
     let apart: Vec<_> = (0..60).map(|n| format!("/[a-z]{{1,{}}}/", n + 1)).collect();
     let apart = Constraint::Lark(format!("start: T\nT: {}", apart.join(" & ")));

@@ -140,6 +140,20 @@ fn larks() -> Vec<(&'static str, String)> {
             "short intersection",
             format!("start: T\nT: {}/.*z.*/", fill(120, |n| format!("/.*{n:x}.*/ & "))),
         ),
+        (
+            "intersection behind a prefix",
+            format!(
+                "start: T\nT: {}/x+/",
+                (0..14).map(|n| format!("/xxx(?s:.*)[ab]{n}x/ & ")).collect::<String>()
+            ),
+        ),
+        (
+            "growing intersection",
+            format!(
+                "start: T\nT: {}/.*x/",
+                (0..10).map(|n| format!("/(?s:.*)a{{{}}}b/ & ", n + 1)).collect::<String>()
+            ),
+        ),
         ("negations", format!("start: T\nT: {}/[a-z]+/", fill(FULL, |n| format!("~/{n:x}+/ & ")))),
         (
             "long negations",
@@ -361,6 +375,9 @@ fn schemas() -> Vec<(&'static str, Value)> {
         Value::Object((0..count).map(|n| (word(n), make(n))).collect())
     };
     let formats = ["date-time", "uri", "email", "ipv6"];
+    let all_of = |count, pattern: &dyn Fn(usize) -> String| -> Vec<Value> {
+        (0..count).map(|n| json!({"type": "string", "pattern": pattern(n)})).collect()
+    };
     let texts = |count| (0..count).map(word).collect::<Vec<_>>();
     vec![
         ("enum", json!({"enum": texts(16_000)})),
@@ -428,6 +445,41 @@ fn schemas() -> Vec<(&'static str, Value)> {
         (
             "many short patterns of one value",
             json!({"allOf": (1..60).map(|n| json!({"type": "string", "pattern": format!("(a|b){{{n},}}")})).collect::<Vec<_>>()}),
+        ),
+        (
+            "unanchored patterns of one value",
+            json!({"allOf": all_of(24, &|n| format!("[ab]{n}x"))}),
+        ),
+        (
+            "patterns of one value by several keywords",
+            json!({"allOf": (0..24).map(|n| {
+                let text = json!({"type": "string", "pattern": format!("[ab]{n}x")});
+                match n % 3 {
+                    0 => json!({"properties": {"a": text}, "required": ["a"]}),
+                    1 => json!({"additionalProperties": text}),
+                    _ => json!({"patternProperties": {"^a": text}}),
+                }
+            }).collect::<Vec<_>>()}),
+        ),
+        (
+            "repeated patterns of one value",
+            json!({"allOf": all_of(8, &|n| format!("^(a?){{30}}{n}$"))}),
+        ),
+        (
+            "long repeats of one value",
+            json!({"allOf": all_of(3, &|n| format!("^(a?){{1000}}{n}$"))}),
+        ),
+        (
+            "formats of one value",
+            json!({"allOf": formats.map(|format| json!({"type": "string", "format": format}))}),
+        ),
+        (
+            "property names of one object",
+            json!({"allOf": (0..24).map(|n| json!({"type": "object", "propertyNames": {"pattern": format!("[ab]{n}x")}})).collect::<Vec<_>>()}),
+        ),
+        (
+            "overlapping pattern properties",
+            json!({"type": "object", "patternProperties": (0..3).map(|n| (format!("^(a?){{1000}}{n}$"), json!({"type": "integer"}))).collect::<serde_json::Map<_, _>>()}),
         ),
         (
             "wide patterns of one value",
