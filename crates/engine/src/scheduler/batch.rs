@@ -8,7 +8,8 @@ use super::{PlannedRows, Scheduler, SequenceState, StepPlan};
 
 /// Target time of a step with prompt rows while sequences decode.
 pub const STEP_TARGET: Duration = Duration::from_millis(100);
-/// Least time of the prompts of one client in a step while other clients decode.
+/// Least time of the prompts in a step while other clients decode. [`MIN_PREFILL_CHUNK`] rows are
+/// enough even if they take less.
 const MIN_PROMPT_TIME: Duration = Duration::from_millis(25);
 /// Smallest chunk of prompt rows in a step without decoding sequences. Shorter steps do not update
 /// the prefill rate.
@@ -184,22 +185,28 @@ impl Scheduler {
         left.min(quick.max(min)).max(1)
     }
 
-    /// Time of the prompts in a step with `rows` decoding sequences. Clients that only decode get
-    /// their fair share of the time, unless the chunks would become too short to be efficient.
+    /// Time of the prompts in a step with `rows` decoding sequences. A client that only decodes is
+    /// at most as many times slower as there are clients, unless the chunks would become too short
+    /// to be efficient.
     fn prompt_time(&self, rows: usize) -> Duration {
-        let ready = || self.running.iter().filter(|s| s.is_ready);
-        let clients = |decoding: bool| -> HashSet<u64> {
-            ready().filter(|s| s.is_decoding() == decoding).map(|s| s.client).collect()
-        };
-        let (decoding, prompting) = (clients(true), clients(false));
-        let others = prompting.difference(&decoding).count();
-        if !prompting.is_disjoint(&decoding) || others == 0 {
-            return STEP_TARGET;
+        let mut decoding = HashMap::<u64, usize>::new();
+        let mut prompting = HashSet::new();
+        for s in self.running.iter().filter(|s| s.is_ready) {
+            match s.is_decoding() {
+                true => *decoding.entry(s.client).or_default() += 1,
+                false => _ = prompting.insert(s.client),
+            }
         }
-        let ratio = others as f64 / decoding.len().max(1) as f64;
-        match self.decode_cost.seconds(rows) {
-            Some(seconds) => Duration::from_secs_f64((seconds * ratio).min(1.0))
-                .clamp(MIN_PROMPT_TIME, STEP_TARGET),
+        let clients = decoding.keys().chain(&prompting).collect::<HashSet<_>>().len();
+        let only_decodes = decoding.iter().filter(|(client, _)| !prompting.contains(client));
+        let fewest = only_decodes.map(|(_, sequences)| *sequences).min();
+        let seconds = |rows| self.decode_cost.seconds(rows);
+        match fewest.and_then(|fewest| Some(clients as f64 * seconds(fewest)? - seconds(rows)?)) {
+            Some(seconds) => {
+                let min = MIN_PREFILL_CHUNK as f64 / self.prefill_rate;
+                let min = MIN_PROMPT_TIME.min(Duration::from_secs_f64(min.clamp(0.0, 1.0)));
+                Duration::from_secs_f64(seconds.clamp(0.0, 1.0)).clamp(min, STEP_TARGET)
+            }
             None => STEP_TARGET,
         }
     }

@@ -270,19 +270,25 @@ fn a_client_alone_has_all_its_rows() {
 
 #[test]
 fn prompts_leave_other_clients_their_share_of_the_time() {
-    let chunk = |client: u64, decode_seconds: f64| {
+    // Rows of the prompt of a client beside the decoding sequence of client 1, and beside one of
+    // client 3 if `decoding` says so.
+    let chunk = |client: u64, decoding: u64, decode_seconds: f64, prefill_rate: f64| {
         let mut scheduler = scheduler(512, SchedulerLimits { num_batch: 512, ..LIMITS });
         scheduler.add(sequence(1, 1, 0, 1));
+        (0..decoding).for_each(|n| scheduler.add(sequence(9 + n, 3, 100 + n as u32, 1)));
         step(&mut scheduler);
-        scheduler.record_prefill(64, 64.0 / 1000.0);
+        scheduler.record_prefill(64, 64.0 / prefill_rate);
         scheduler.record_decode(1, decode_seconds);
         scheduler.add(sequence(2, client, 1000, 2000));
         step(&mut scheduler).iter().find(|(id, _)| *id == 2).unwrap().1
     };
-    assert_eq!(chunk(1, 0.040), 100, "the same client");
-    assert_eq!(chunk(2, 0.040), 40);
-    assert_eq!(chunk(2, 0.001), 25, "the shortest chunk");
-    assert_eq!(chunk(2, 0.500), 100);
+    assert_eq!(chunk(1, 0, 0.040, 1000.0), 100, "the same client");
+    assert_eq!(chunk(2, 0, 0.040, 1000.0), 40);
+    assert_eq!(chunk(2, 0, 0.001, 1000.0), 25, "the shortest chunk");
+    assert_eq!(chunk(2, 0, 0.500, 1000.0), 100);
+    // Client 3 decodes and has the prompt. With two rows, decoding takes 44 ms.
+    assert_eq!(chunk(3, 1, 0.040, 1000.0), 36);
+    assert_eq!(chunk(2, 0, 0.0001, 128_000.0), 64, "a chunk of an efficient length");
 }
 
 /// Runs until all sequences have generated `tokens` tokens. Returns them in the order of their
