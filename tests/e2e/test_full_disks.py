@@ -116,6 +116,26 @@ def test_a_full_disk_leaves_no_incomplete_models(disk, tmp_path):
         server.kill()
 
 
+def test_a_key_with_namespaces_leaves_disk_space_for_others(disk, tmp_path):
+    large, home = disk(300), tmp_path / "home"
+    home.mkdir()
+    server = Puna(home, OLLAMA_MODELS=large / "models")
+    try:
+        key = server.cli("key", "add", "eve", "--scope", "inference,models", "--namespace", "eve", check=True).stdout.strip()
+        assert wait_for(lambda: server.knows(key))
+        server.cli("cp", "cria", "mine", check=True)
+        filler = fill(large, leave=255 << 20)
+        body = b'{"model": "%s", "from": "cria", "system": "' + b"x" * (1 << 20) + b'", "stream": false}'
+        create = lambda name, **headers: server.send("POST", "/api/create", body % name, headers=headers)[:2]
+        status, said = create(b"eve/large", Authorization=f"Bearer {key}")
+        assert status == 507 and b"not enough space" in said and b"bytes" not in said, (status, said)
+        assert server.cli("create", "large", "-f", "-", input=f"FROM cria\nSYSTEM {'x' * (1 << 20)}\n").returncode == 0
+        filler.unlink()
+        assert create(b"eve/large", Authorization=f"Bearer {key}")[0] == 200
+    finally:
+        server.kill()
+
+
 def test_a_push_to_a_full_mirror_is_refused_once_and_leaves_nothing(disk, home, tmp_path):
     small = disk(24)
     (tmp_path / "mirror").mkdir()

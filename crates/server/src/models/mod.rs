@@ -11,6 +11,7 @@
 pub(crate) mod blob_access;
 pub(crate) mod cleanup;
 mod context_window;
+pub(crate) mod disk_reserve;
 pub(crate) mod manager;
 pub(crate) mod memory;
 pub(crate) mod memory_plans;

@@ -13,12 +13,9 @@ use crate::auth::caller::Caller;
 use crate::canonical::ApiError;
 use crate::http::{BodyReader, ErrorResponse, Ollama};
 use crate::models::blob_access::UploadReservation;
+use crate::models::disk_reserve::{PeriodicCheck, check_free_space};
 use crate::models::quota::free_quotas;
 
-/// Bytes of the disk that uploads of callers with limited namespaces leave free.
-const MIN_FREE_BYTES: u64 = 256 << 20;
-/// Bytes between two checks of the free disk space.
-const FREE_SPACE_CHECK_BYTES: usize = 64 << 20;
 /// Number of pieces of an upload that may wait for the disk.
 const CHANNEL_PIECES: usize = 16;
 
@@ -67,7 +64,7 @@ pub(crate) async fn upload(
     sent?;
     match stored? {
         Ok(()) => Ok(StatusCode::CREATED.into_response()),
-        Err(error) => Err(upload_error(&error).into()),
+        Err(error) => Err(space_error(&error).into()),
     }
 }
 
@@ -83,14 +80,15 @@ async fn reserve(
     let reserved = app.store(move |store| {
         let mut reserved = work.uploaded_blobs().reserve(store, &caller, &free)?;
         reserved.grow(stated_length)?;
-        check_free_space(store, stated_length)?;
+        check_free_space(store.free_bytes(), stated_length)?;
         Ok((reserved, stated_length))
     });
-    reserved.await?.map_err(|error: StoreError| upload_error(&error))
+    reserved.await?.map_err(|error: StoreError| space_error(&error))
 }
 
-/// Error of an upload. A caller with namespaces does not learn how much space the server has.
-fn upload_error(error: &StoreError) -> ApiError {
+/// Error of an upload or of a new model. A caller with namespaces does not learn how much space the
+/// server has.
+pub(super) fn space_error(error: &StoreError) -> ApiError {
     match error {
         StoreError::NoSpace { .. } if Caller::current().is_confined() => ApiError::new(
             507,
@@ -132,17 +130,6 @@ async fn send_body(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<
     Ok(())
 }
 
-/// Fails if the disk has too little space for `needed` bytes, so that uploads leave space for other
-/// work.
-fn check_free_space(store: &puna_store::Store, needed: u64) -> Result<(), StoreError> {
-    match store.free_bytes() {
-        Some(free) if free < MIN_FREE_BYTES.saturating_add(needed) => {
-            Err(StoreError::NoSpace { free, reserved: MIN_FREE_BYTES })
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Writes the pieces of an upload, within the reservation of a caller with namespaces. The
 /// reservation grows after its reserved bytes. Returns whether the upload is complete.
 fn write_blob(
@@ -152,19 +139,15 @@ fn write_blob(
     mut reserved: Option<(&mut UploadReservation, u64)>,
 ) -> Result<bool, StoreError> {
     let mut writer = store.blob_writer()?;
-    let mut unchecked = FREE_SPACE_CHECK_BYTES;
+    let mut free_space = PeriodicCheck::new();
     while let Some(piece) = from.blocking_recv() {
         match piece {
             Some(bytes) => {
-                unchecked += bytes.len();
                 if let Some((reserved, left)) = &mut reserved {
                     let length = bytes.len() as u64;
                     reserved.grow(length.saturating_sub(*left))?;
                     *left = left.saturating_sub(length);
-                    if unchecked >= FREE_SPACE_CHECK_BYTES {
-                        check_free_space(store, 0)?;
-                        unchecked = 0;
-                    }
+                    free_space.count(bytes.len(), || store.free_bytes())?;
                 }
                 writer.write(&bytes)?;
             }

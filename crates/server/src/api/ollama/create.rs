@@ -8,12 +8,13 @@ use axum::response::Response;
 use puna_api::ollama::{CreateRequest, Progress};
 use puna_registry::OutgoingAccess;
 use puna_store::{
-    BuiltModel, CreateHooks, Digest, FileTemplate, ModelName, ModelRef, ModelSource, Store,
-    StoreError,
+    BuiltModel, CreateHooks, Digest, FileTemplate, InProcessExecutor, JobExecutor, ModelName,
+    ModelRef, ModelSource, Store, StoreError,
 };
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
 
+use super::blobs::space_error;
 use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use super::transfer;
 use crate::api::check_readable;
@@ -23,6 +24,7 @@ use crate::canonical::{ApiError, RunOptions};
 use crate::file_worker::FileWorkerLauncher;
 use crate::http::{CallerOutgoingAccess, ErrorResponse, Json, Ollama, record_ignored_field};
 use crate::model_scheduler::LoadOptions;
+use crate::models::disk_reserve::{ReserveExecutor, check_free_space};
 use crate::models::quota::QuotaAdmission;
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
@@ -145,14 +147,24 @@ async fn try_create(
 ) -> Result<Result<(), StoreError>, ApiError> {
     let (name, request, to) = (name.clone(), request.clone(), to.clone());
     let (keep_unused, worker) = (app.config().no_prune, app.launcher().file_worker());
-    let hides_stored_layers = caller.is_confined();
+    let is_confined = caller.is_confined();
     let lines = to.clone();
     let build = move |store: &Store| {
         let mut progress = |line| _ = to.blocking_send(Ok(api_progress(line)));
+        if is_confined {
+            check_free_space(store.free_bytes(), 0)?;
+        }
+        let executor: &dyn JobExecutor = match &worker {
+            Some(worker) => worker,
+            None => &InProcessExecutor,
+        };
+        let free = || store.free_bytes();
+        let within_reserve = ReserveExecutor { executor, free: &free };
         let base = CreateHooks {
             keep_unused,
             version: Some(OLLAMA_VERSION),
-            hides_stored_layers,
+            hides_stored_layers: is_confined,
+            executor: Some(if is_confined { &within_reserve } else { executor }),
             ..CreateHooks::default()
         };
         match &worker {
@@ -220,7 +232,6 @@ fn build_with_worker(
         check_model: Some(&check_model),
         check_draft: Some(&check_draft),
         detect_template: Some(&detect_template),
-        executor: Some(worker),
         ..base
     };
     store.build_model(name, request, &hooks, progress)
@@ -270,7 +281,7 @@ fn create_failure(error: &StoreError) -> ApiError {
         StoreError::QuantizeSource | StoreError::QuantizeType(_) => {
             ApiError::bad_request(error.to_string())
         }
-        error => store_error(error),
+        error => space_error(error),
     }
 }
 
