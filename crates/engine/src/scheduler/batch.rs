@@ -8,9 +8,12 @@ use super::{PlannedRows, Scheduler, SequenceState, StepPlan};
 
 /// Target time of a step with prompt rows while sequences decode.
 pub const STEP_TARGET: Duration = Duration::from_millis(100);
-/// Least time of the prompts in a step while other clients decode. [`MIN_PREFILL_CHUNK`] rows are
-/// enough even if they take less.
+/// Least time of the prompts in a step while other clients only decode. [`MIN_PREFILL_CHUNK`] rows
+/// are enough even if they take less.
 const MIN_PROMPT_TIME: Duration = Duration::from_millis(25);
+/// Least share of prompts beside clients that only decode, relative to the time of one of these
+/// clients. Clients that decode many sequences cannot stop prompts.
+const MIN_PROMPT_SHARE: f64 = 0.25;
 /// Smallest chunk of prompt rows in a step without decoding sequences. Shorter steps do not update
 /// the prefill rate.
 pub const MIN_PREFILL_CHUNK: usize = 64;
@@ -34,6 +37,7 @@ impl Scheduler {
         }
         self.encoded_last = plan.encodes;
         self.count_served(&rows);
+        self.count_prompt_time(&rows);
         for row in &rows {
             let Some(s) = self.find_running(row.id) else { continue };
             self.preempt_until_fits(row.id, s.computed + row.rows, plan);
@@ -173,22 +177,51 @@ impl Scheduler {
         sequences
     }
 
-    /// Rows for prompts in a step with `decoding` decoding sequences.
+    /// Rows for prompts in a step with `decoding` decoding sequences. None if the prompts have to
+    /// save time for a chunk of an efficient length.
     fn prompt_row_budget(&self, decoding: usize) -> usize {
         let left = self.limits.num_batch.saturating_sub(decoding);
         let (target, min) = match self.running.iter().any(SequenceState::is_decoding) {
-            true => (self.prompt_time(decoding), MIN_CHUNK),
-            false => (PREFILL_STEP_TARGET, MIN_PREFILL_CHUNK),
+            true => match self.prompt_share(decoding).filter(|_| decoding > 0) {
+                Some(share) => {
+                    let saved = self.prompt_credit + share;
+                    if saved < self.min_prompt_seconds() {
+                        return 0;
+                    }
+                    (saved.min(STEP_TARGET.as_secs_f64()), MIN_CHUNK)
+                }
+                None => (STEP_TARGET.as_secs_f64(), MIN_CHUNK),
+            },
+            false => (PREFILL_STEP_TARGET.as_secs_f64(), MIN_PREFILL_CHUNK),
         };
-        let quick = (self.prefill_rate * target.as_secs_f64()) as usize;
+        let quick = (self.prefill_rate * target) as usize;
         // At least one row, even if decoding sequences fill the batch.
         left.min(quick.max(min)).max(1)
     }
 
-    /// Time of the prompts in a step with `rows` decoding sequences. A client that only decodes is
-    /// at most as many times slower as there are clients, unless the chunks would become too short
-    /// to be efficient.
-    fn prompt_time(&self, rows: usize) -> Duration {
+    /// Shortest time of a chunk of prompts beside decoding sequences, in seconds.
+    fn min_prompt_seconds(&self) -> f64 {
+        let efficient = MIN_PREFILL_CHUNK as f64 / self.prefill_rate.max(1.0);
+        efficient.min(MIN_PROMPT_TIME.as_secs_f64())
+    }
+
+    /// Adds the share of a step to the time that prompts have saved, and subtracts the time of
+    /// their rows in it.
+    fn count_prompt_time(&mut self, rows: &[PlannedRows]) {
+        let is_decoding =
+            |row: &&PlannedRows| self.find_running(row.id).is_some_and(SequenceState::is_decoding);
+        let decoding = rows.iter().filter(is_decoding).count();
+        let all: usize = rows.iter().map(|row| row.rows).sum();
+        let Some(share) = self.prompt_share(decoding).filter(|_| decoding > 0) else { return };
+        let spent = (all - decoding) as f64 / self.prefill_rate.max(1.0);
+        let max = STEP_TARGET.as_secs_f64();
+        self.prompt_credit = (self.prompt_credit + share - spent).clamp(-max, max);
+    }
+
+    /// Seconds of prompts for each step with `rows` decoding sequences, on average. A client that
+    /// only decodes is at most as many times slower as there are clients. `None` if no client only
+    /// decodes, or if the time of steps is not known yet.
+    fn prompt_share(&self, rows: usize) -> Option<f64> {
         let mut decoding = HashMap::<u64, usize>::new();
         let mut prompting = HashSet::new();
         for s in self.running.iter().filter(|s| s.is_ready) {
@@ -197,17 +230,12 @@ impl Scheduler {
                 false => _ = prompting.insert(s.client),
             }
         }
-        let clients = decoding.keys().chain(&prompting).collect::<HashSet<_>>().len();
         let only_decodes = decoding.iter().filter(|(client, _)| !prompting.contains(client));
-        let fewest = only_decodes.map(|(_, sequences)| *sequences).min();
-        let seconds = |rows| self.decode_cost.seconds(rows);
-        match fewest.and_then(|fewest| Some(clients as f64 * seconds(fewest)? - seconds(rows)?)) {
-            Some(seconds) => {
-                let min = MIN_PREFILL_CHUNK as f64 / self.prefill_rate;
-                let min = MIN_PROMPT_TIME.min(Duration::from_secs_f64(min.clamp(0.0, 1.0)));
-                Duration::from_secs_f64(seconds.clamp(0.0, 1.0)).clamp(min, STEP_TARGET)
-            }
-            None => STEP_TARGET,
-        }
+        let fewest = only_decodes.map(|(_, sequences)| *sequences).min()?;
+        let only_prompts = prompting.iter().filter(|client| !decoding.contains_key(client)).count();
+        let clients = (decoding.len() + only_prompts) as f64;
+        let alone = self.decode_cost.seconds(fewest)?;
+        let rest = clients * alone - self.decode_cost.seconds(rows)?;
+        Some(rest.max(only_prompts as f64 * alone).max(MIN_PROMPT_SHARE * alone))
     }
 }

@@ -119,6 +119,9 @@ pub struct Scheduler {
     prefill_rate: f64,
     /// Estimated time of steps without prompts.
     decode_cost: DecodeCost,
+    /// Seconds that prompts have saved beside clients that only decode. Negative after a chunk that
+    /// took more than their share.
+    prompt_credit: f64,
     /// Whether the last step was one of the encoder.
     encoded_last: bool,
     /// Number of sequences outside of the prefix tree that hold pages.
@@ -146,6 +149,7 @@ impl Scheduler {
             preemptions: 0,
             prefill_rate: 0.0,
             decode_cost: DecodeCost::default(),
+            prompt_credit: 0.0,
             encoded_last: false,
             temporary_sequences: 0,
             blocks_admission: false,

@@ -268,27 +268,48 @@ fn a_client_alone_has_all_its_rows() {
     assert_eq!(step(&mut scheduler).len(), 8);
 }
 
+/// A scheduler in which one sequence of client 1 and `others` sequences of client 3 decode, and
+/// client `prompting` has a long prompt, with the number of prompt rows of each of `steps` steps.
+fn prompt_rows(
+    others: u64,
+    prompting: u64,
+    (decode_seconds, prefill_rate): (f64, f64),
+    steps: usize,
+) -> Vec<usize> {
+    let limits = SchedulerLimits { num_batch: 512, output_rows: 64, max_sequences: None, ..LIMITS };
+    let mut scheduler = scheduler(512, limits);
+    scheduler.add(sequence(1, 1, 0, 1));
+    (0..others).for_each(|n| scheduler.add(sequence(9 + n, 3, 100 + n as u32, 1)));
+    step(&mut scheduler);
+    scheduler.record_prefill(64, 64.0 / prefill_rate);
+    scheduler.record_decode(1, decode_seconds);
+    scheduler.add(sequence(2, prompting, 1000, 2000));
+    let mut rows = || step(&mut scheduler).iter().find(|(id, _)| *id == 2).map_or(0, |row| row.1);
+    (0..steps).map(|_| rows()).collect()
+}
+
 #[test]
-fn prompts_leave_other_clients_their_share_of_the_time() {
-    // Rows of the prompt of a client beside the decoding sequence of client 1, and beside one of
-    // client 3 if `decoding` says so.
-    let chunk = |client: u64, decoding: u64, decode_seconds: f64, prefill_rate: f64| {
-        let mut scheduler = scheduler(512, SchedulerLimits { num_batch: 512, ..LIMITS });
-        scheduler.add(sequence(1, 1, 0, 1));
-        (0..decoding).for_each(|n| scheduler.add(sequence(9 + n, 3, 100 + n as u32, 1)));
-        step(&mut scheduler);
-        scheduler.record_prefill(64, 64.0 / prefill_rate);
-        scheduler.record_decode(1, decode_seconds);
-        scheduler.add(sequence(2, client, 1000, 2000));
-        step(&mut scheduler).iter().find(|(id, _)| *id == 2).unwrap().1
-    };
-    assert_eq!(chunk(1, 0, 0.040, 1000.0), 100, "the same client");
-    assert_eq!(chunk(2, 0, 0.040, 1000.0), 40);
-    assert_eq!(chunk(2, 0, 0.001, 1000.0), 25, "the shortest chunk");
-    assert_eq!(chunk(2, 0, 0.500, 1000.0), 100);
-    // Client 3 decodes and has the prompt. With two rows, decoding takes 44 ms.
-    assert_eq!(chunk(3, 1, 0.040, 1000.0), 36);
-    assert_eq!(chunk(2, 0, 0.0001, 128_000.0), 64, "a chunk of an efficient length");
+fn prompts_leave_clients_that_decode_their_share_of_the_time() {
+    let first = |others, prompting, speed| prompt_rows(others, prompting, speed, 1)[0];
+    assert_eq!(first(0, 1, (0.040, 1000.0)), 100, "the same client");
+    assert_eq!(first(0, 2, (0.040, 1000.0)), 40);
+    assert_eq!(first(0, 2, (0.500, 1000.0)), 100, "the longest step");
+    // Client 3 decodes and has the prompt. With two rows, decoding takes 44 ms of 80 ms.
+    assert_eq!(first(1, 3, (0.040, 1000.0)), 36);
+    assert_eq!(first(0, 2, (0.0005, 128_000.0)), 64, "a chunk of an efficient length");
+}
+
+#[test]
+fn prompts_save_their_share_for_a_chunk_of_an_efficient_length() {
+    // Decoding takes 5 ms, a chunk 25 ms, which is 25 rows: one in five steps has prompt rows.
+    let rows = prompt_rows(0, 2, (0.005, 1000.0), 100);
+    let chunks: Vec<usize> = rows.iter().copied().filter(|rows| *rows > 0).collect();
+    assert_eq!(chunks, [25; 20]);
+    // With 20 sequences of client 3, decoding takes 14.5 ms of 10 ms: their own prompts have a
+    // quarter of 5 ms, those of another client 5 ms.
+    let rows = |prompting| prompt_rows(20, prompting, (0.005, 1000.0), 200).iter().sum::<usize>();
+    assert!((225..=275).contains(&rows(3)), "{}", rows(3));
+    assert!((950..=1050).contains(&rows(2)), "{}", rows(2));
 }
 
 /// Runs until all sequences have generated `tokens` tokens. Returns them in the order of their
