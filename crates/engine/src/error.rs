@@ -87,6 +87,19 @@ pub enum EngineError {
     /// The model is an encoder and cannot generate.
     #[error("this is an embedding model, it does not generate text")]
     CannotGenerate,
+    /// The model takes no rows of media in this kind of step.
+    #[error("this model takes no pictures")]
+    NoMedia,
+    /// The rows of a medium do not fit the model.
+    #[error(
+        "the projector makes rows of {media} values, but the model takes rows of {width}: use the projector of this model"
+    )]
+    MediaWidth {
+        /// Columns of the rows.
+        media: usize,
+        /// Columns that the model takes.
+        width: usize,
+    },
     /// The model has no embeddings.
     #[error("this model does not support embeddings")]
     CannotEmbed,

@@ -1,6 +1,8 @@
 //! Runs single steps for measurements, perplexity and debugging, without queue, prefix tree or
 //! sampling.
 
+use std::ops::Range;
+
 use puna_gguf::View;
 use puna_graph::{Backend, OpTime, Segment, SegmentWindowPages, StepInput};
 use puna_models::StepKind;
@@ -9,6 +11,7 @@ use crate::config::{EngineOptions, MemoryReport, ModelInfo};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::kv::PAGE_TOKENS;
+use crate::media::{PlacedMedium, SequenceMedia};
 
 /// Output rows of a [`SequenceInput`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +41,7 @@ pub struct Evaluator {
     lengths: Vec<usize>,
     /// Number of tokens that the encoder has read, by sequence.
     encoder_tokens: Vec<usize>,
+    media: Vec<SequenceMedia>,
 }
 
 impl Evaluator {
@@ -56,7 +60,9 @@ impl Evaluator {
             ..options.clone()
         };
         let encoder_tokens = vec![0; lengths.len()];
-        Ok(Self { executor: ModelExecutor::new(view, backend, &options)?, lengths, encoder_tokens })
+        let media = vec![SequenceMedia::default(); lengths.len()];
+        let executor = ModelExecutor::new(view, backend, &options)?;
+        Ok(Self { executor, lengths, encoder_tokens, media })
     }
 
     /// Properties of the model.
@@ -91,6 +97,39 @@ impl Evaluator {
         let len = if len < self.encoder_tokens[sequence] { 0 } else { len };
         self.lengths[sequence] = self.lengths[sequence].min(len);
         self.encoder_tokens[sequence] = self.encoder_tokens[sequence].min(len);
+        self.media[sequence].truncate(len);
+    }
+
+    /// Adds a medium to a sequence, behind its tokens and other media. The steps then have
+    /// [`StepInput::NO_TOKEN`] for each of its rows.
+    ///
+    /// # Errors
+    /// [`EngineError::MediaWidth`] if the rows do not fit the model.
+    pub fn add_medium(&mut self, sequence: usize, medium: PlacedMedium) -> Result<(), EngineError> {
+        let (rows, width) = (medium.layout.rows, self.executor.model.media_width());
+        let values = medium.rows.as_ref().map_or(0, |rows| rows.len());
+        if rows == 0 || values != rows * width {
+            return Err(EngineError::MediaWidth { media: values / rows.max(1), width });
+        }
+        self.media[sequence].push(medium);
+        Ok(())
+    }
+
+    /// Adds what a step needs of the media of a sequence, for its rows at these indices.
+    fn add_media(
+        &self,
+        sequence: usize,
+        indices: Range<usize>,
+        has_rows: bool,
+        input: &mut StepInput,
+    ) {
+        let media = &self.media[sequence];
+        if has_rows {
+            let width = self.executor.model.media_width();
+            input.inputs.resize_with(1, Vec::new);
+            media.add_rows(indices.clone(), width, &mut input.inputs[0]);
+        }
+        media.add_axis_positions(indices, input);
     }
 
     /// Runs the encoder of an encoder–decoder model, and returns hidden states of all rows. The
@@ -131,19 +170,33 @@ impl Evaluator {
     ) -> Result<Option<&[f32]>, EngineError> {
         let info = &self.executor.info;
         let each = info.n_ctx.div_ceil(PAGE_TOKENS);
+        let indices = |feed: &SequenceInput<'_>| {
+            let first = if info.causal { self.lengths[feed.sequence] } else { 0 };
+            first..first + feed.tokens.len()
+        };
+        let has_media = inputs.iter().any(|feed| !self.media[feed.sequence].is_empty());
+        let has_rows = inputs.iter().any(|feed| self.media[feed.sequence].is_in(&indices(feed)));
         let mut input = StepInput::default();
         for feed in inputs {
-            let cached_tokens = if info.causal { self.lengths[feed.sequence] } else { 0 };
-            let tokens = cached_tokens + feed.tokens.len();
+            let indices = indices(feed);
+            let (cached_tokens, tokens) = (indices.start, indices.end);
             if tokens > info.n_ctx {
                 return Err(EngineError::PromptTooLong { tokens, n_ctx: info.n_ctx });
             }
-            if let Some(&token) = feed.tokens.iter().find(|&&t| t as usize >= info.n_vocab) {
+            let is_media = |at: usize| self.media[feed.sequence].is_in(&(at..at + 1));
+            let is_unknown = |&(at, &token): &(usize, &u32)| match token {
+                StepInput::NO_TOKEN => !is_media(at),
+                token => token as usize >= info.n_vocab || is_media(at),
+            };
+            if let Some((_, &token)) = indices.clone().zip(feed.tokens).find(is_unknown) {
                 return Err(EngineError::UnknownToken { token, n_vocab: info.n_vocab });
             }
             let first_row = input.tokens.len();
             input.tokens.extend_from_slice(feed.tokens);
-            input.positions.extend((cached_tokens..tokens).map(|p| p as u32));
+            input.positions.extend(indices.clone().map(|p| p as u32));
+            if has_media {
+                self.add_media(feed.sequence, indices.clone(), has_rows, &mut input);
+            }
             let rows = first_row as u32..input.tokens.len() as u32;
             match feed.outputs {
                 Outputs::None => {}
@@ -156,7 +209,7 @@ impl Evaluator {
             let window_pages = SegmentWindowPages { first: 0, pages: pages.clone() };
             let (rows, state) = (feed.tokens.len(), feed.sequence as u32);
             let encoder_tokens = self.encoder_tokens[feed.sequence];
-            input.segments.push(Segment {
+            let mut segment = Segment {
                 first_row,
                 rows,
                 cached_tokens,
@@ -164,12 +217,23 @@ impl Evaluator {
                 window_pages,
                 encoder_tokens,
                 state,
-            });
+                ..Segment::default()
+            };
+            self.media[feed.sequence].add_spans(&indices, &mut segment);
+            input.segments.push(segment);
         }
         if input.tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        let cols = self.executor.run(want, &input)?;
+        let kind = match (want, has_rows) {
+            (StepKind::Logits, true) => StepKind::MediaLogits,
+            (_, true) => return Err(EngineError::NoMedia),
+            (kind, false) => kind,
+        };
+        let cols = self.executor.run(kind, &input)?;
+        if has_rows && cols.is_none() {
+            return Err(EngineError::NoMedia);
+        }
         for feed in inputs {
             self.lengths[feed.sequence] += feed.tokens.len();
         }

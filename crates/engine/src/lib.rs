@@ -21,6 +21,7 @@ mod executor;
 mod fair_shares;
 mod generation;
 mod kv;
+mod media;
 mod memory_plan;
 mod output;
 mod repetition;
@@ -37,8 +38,9 @@ pub use engine::{Engine, THREAD};
 pub use error::EngineError;
 pub use evaluator::{Evaluator, Outputs, SequenceInput};
 pub use kv::PAGE_TOKENS;
+pub use media::{MediumLayout, NO_TOKEN, PlacedMedium};
 pub use memory_plan::{check_draft, check_model, plan_memory, plan_memory_with_draft};
-pub use puna_graph::AdapterScales;
+pub use puna_graph::{AdapterScales, KvType};
 pub use puna_models::{
     Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion, is_supported_architecture,
     known_architectures,

@@ -32,6 +32,9 @@ pub struct AttentionSpec {
     pub mask: Mask,
     /// Whether a token also sees later tokens of the same step, for cached masks.
     pub sees_ahead: bool,
+    /// Whether a token of a media span also sees the later tokens of the span
+    /// ([`crate::Segment::media_spans`]), for cached masks.
+    pub sees_media_span: bool,
     /// Attention sinks: one logit per query head in the softmax, without a value.
     pub sinks: Option<WeightId>,
     /// ALiBi (Press et al., 2021): largest bias exponent, from which the slope of each head
@@ -56,7 +59,7 @@ impl AttentionSpec {
         let (mask, softcap, sinks, alibi, position_bias, selected) =
             (Mask::Causal, None, None, None, None, None);
         let (values_in_keys, only_reads, sees_tail, returns_partial) = (false, false, false, false);
-        let sees_ahead = false;
+        let (sees_ahead, sees_media_span) = (false, false);
         Self {
             heads,
             kv_heads,
@@ -68,6 +71,7 @@ impl AttentionSpec {
             softcap,
             mask,
             sees_ahead,
+            sees_media_span,
             sinks,
             alibi,
             position_bias,

@@ -1,5 +1,6 @@
 //! The [`Backend`] trait and the data that it exchanges with the engine.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use puna_quant::TensorType;
@@ -124,6 +125,9 @@ pub struct Segment {
     pub pages: Vec<u32>,
     /// Window pages of the sequence.
     pub window_pages: SegmentWindowPages,
+    /// Positions of the media in the step, in order, whose rows may see each other
+    /// ([`crate::AttentionSpec::sees_media_span`]).
+    pub media_spans: Vec<Range<usize>>,
     /// Number of first tokens that an encoder has read; their keys and values come from the
     /// encoder. 0 without an encoder.
     pub encoder_tokens: usize,
@@ -134,6 +138,12 @@ pub struct Segment {
 }
 
 impl Segment {
+    /// End of the media span with this position; the position itself is the last one without.
+    pub fn media_span_end(&self, position: usize) -> usize {
+        let span = self.media_spans.iter().find(|span| span.contains(&position));
+        span.map_or(position + 1, |span| span.end)
+    }
+
     /// The page, or window page, with this number in the sequence.
     ///
     /// # Panics
@@ -161,7 +171,7 @@ pub const AXES: usize = 3;
 /// Input of a step.
 #[derive(Debug, Clone, Default)]
 pub struct StepInput {
-    /// Token id of each row.
+    /// Token id of each row; [`StepInput::NO_TOKEN`] for a row of a medium.
     pub tokens: Vec<u32>,
     /// Position of each row.
     pub positions: Vec<u32>,
@@ -175,6 +185,11 @@ pub struct StepInput {
     pub axis_positions: Vec<[u32; AXES]>,
     /// Rows of each [`crate::Graph::input_rows`], in the order in which the graph has them.
     pub inputs: Vec<Vec<f32>>,
+}
+
+impl StepInput {
+    /// Token id of rows without a token. Their rows of [`crate::Index::Token`] are zeros.
+    pub const NO_TOKEN: u32 = u32::MAX;
 }
 
 /// A program that a backend compiled from a plan.

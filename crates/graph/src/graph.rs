@@ -63,6 +63,16 @@ pub struct Graph {
     is_bidirectional: bool,
     /// Layers with recorded inputs (feature taps), and these inputs.
     feature_taps: Vec<(usize, Option<ValueId>)>,
+    media: Option<MediaInput>,
+}
+
+/// Rows of media in a step: an input with the rows of all layers side by side.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct MediaInput {
+    /// Number of layers that add rows of their own to the residual stream.
+    deepstack_layers: usize,
+    /// The input, once the graph has it.
+    rows: Option<ValueId>,
 }
 
 /// A matrix with its optional bias.
@@ -118,6 +128,42 @@ impl Graph {
     /// Makes causal attention bidirectional.
     pub fn bidirectional(self) -> Self {
         Self { is_bidirectional: true, ..self }
+    }
+
+    /// Adds rows of media to the residual stream: before the first layer, and behind each of the
+    /// first `deepstack_layers` layers (DeepStack; Meng et al., 2024). The step has an input with
+    /// zeros for tokens.
+    pub fn with_media(self, deepstack_layers: usize) -> Self {
+        Self { media: Some(MediaInput { deepstack_layers, rows: None }), ..self }
+    }
+
+    /// Whether the graph adds rows of media.
+    pub fn takes_media(&self) -> bool {
+        self.media.is_some_and(|media| media.rows.is_some())
+    }
+
+    /// Adds the rows of media to the embeddings of the tokens, which are zeros for media.
+    pub fn add_media(&mut self, x: ValueId) -> ValueId {
+        let Some(media) = self.media else { return x };
+        let cols = self.value(x).cols;
+        let rows = self.input_rows("inp_media", cols * (1 + media.deepstack_layers));
+        self.media = Some(MediaInput { rows: Some(rows), ..media });
+        let first = self.slice(rows, 0, cols);
+        self.add("inp_with_media", x, first)
+    }
+
+    /// Adds the rows of media behind a layer.
+    pub fn add_deepstack(&mut self, layer: usize, x: ValueId) -> ValueId {
+        let Some(MediaInput { deepstack_layers, rows: Some(rows) }) = self.media else { return x };
+        if layer >= deepstack_layers {
+            return x;
+        }
+        let Value { cols, rows: kind, .. } = self.value(x);
+        let mut own = self.slice(rows, cols * (layer + 1), cols);
+        if kind == Rows::Outputs {
+            own = self.gather_outputs(own);
+        }
+        self.add("l_out_deepstack", x, own)
     }
 
     /// Records the inputs of these layers (feature taps).

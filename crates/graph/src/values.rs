@@ -49,9 +49,11 @@ pub enum Rows {
 /// Row of an embedding table that a token uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Index {
-    /// Row of its token id.
+    /// Row of its token id; zeros for [`crate::StepInput::NO_TOKEN`].
     Token,
-    /// Row that this list (I32) gives for its token id.
+    /// Row of its token id; this row for [`crate::StepInput::NO_TOKEN`].
+    TokenOr(u32),
+    /// Row that this list (I32) gives for its token id; zeros for [`crate::StepInput::NO_TOKEN`].
     Remapped(WeightId),
     /// Row of its position in the sequence.
     Position,

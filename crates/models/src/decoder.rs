@@ -354,6 +354,7 @@ impl Decoder {
     pub fn input_stream(&self, g: &mut Graph) -> ValueId {
         let mut x = g.embed("inp_embd", self.table, self.n_embd, self.index);
         x = scaled(g, "inp_scaled", x, self.embd_scale);
+        x = g.add_media(x);
         if let Some(positions) = self.positions {
             let positions = g.embed("pos_embd", positions, self.n_embd, Index::Position);
             x = g.add("inp_pos", x, positions);
@@ -383,6 +384,7 @@ impl Decoder {
                 let embd = g.scale("embd_skip", embd, *embd_skip_scale);
                 x = g.add("l_out_skip", x, embd);
             }
+            x = g.add_deepstack(i, x);
             x = g.add_control_vectors(i, x);
             x = normed(g, "l_out_norm", stream_norm, x);
         }

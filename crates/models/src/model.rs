@@ -21,6 +21,9 @@ const CAUSAL: &str = "attention.causal";
 pub enum StepKind {
     /// Logits over the vocabulary, for the output rows.
     Logits,
+    /// [`StepKind::Logits`] of a step with rows of media. The step has an input of
+    /// [`Model::media_width`] columns, with zeros for tokens.
+    MediaLogits,
     /// Final hidden states, for all rows.
     Hidden,
     /// Encoder states of whole prompts, for all rows. The cache stores the keys and values that the
@@ -71,6 +74,8 @@ pub struct Model {
     companion: Option<LoadedDraft>,
     /// Number of the model's own weights; the draft model's weights follow.
     target_weights: usize,
+    /// Number of first layers that add rows of media behind them.
+    deepstack_layers: usize,
 }
 
 impl Model {
@@ -108,6 +113,7 @@ impl Model {
         let mut weights = Weights::new(view);
         let loaded = (entry.load)(&keys, &mut weights, options)?;
         let size = (loaded.shape.n_layer, loaded.shape.n_embd);
+        let deepstack_layers = deepstack_layers(&keys, loaded.shape.n_layer)?;
         let attached = AttachedAdapters::new(adapters, view, size, &mut weights)?;
         let mut model = Self {
             architecture: entry.name,
@@ -122,6 +128,7 @@ impl Model {
             adapters: attached,
             is_bidirectional: false,
             companion: None,
+            deepstack_layers,
         };
         if model.shape.causal && keys.opt_bool(CAUSAL)? == Some(false) {
             model.make_bidirectional(&keys)?;
@@ -250,6 +257,12 @@ impl Model {
         &self.ropes
     }
 
+    /// Columns of the rows of media: the width of the residual stream, and the same again for each
+    /// layer that adds rows of media behind it.
+    pub fn media_width(&self) -> usize {
+        self.shape.n_embd.saturating_mul(self.deepstack_layers.saturating_add(1))
+    }
+
     /// Number of values of each recurrent state of a sequence, in the order of the graph's ids.
     pub fn states(&self) -> &[usize] {
         &self.states
@@ -263,7 +276,10 @@ impl Model {
         }
         let result = match kind {
             StepKind::Hidden => self.arch.hidden(&mut g, false),
-            StepKind::Logits if self.shape.has_logits => {
+            StepKind::Logits | StepKind::MediaLogits if self.shape.has_logits => {
+                if kind == StepKind::MediaLogits {
+                    g = g.with_media(self.deepstack_layers);
+                }
                 let hidden = match &self.companion {
                     Some(companion) => {
                         // Loading has already recorded this graph without error.
@@ -275,7 +291,7 @@ impl Model {
                 };
                 self.arch.logits(&mut g, hidden)
             }
-            StepKind::Logits => return None,
+            StepKind::Logits | StepKind::MediaLogits => return None,
             StepKind::Encode => self.arch.encode(&mut g)?,
             // Adapters do not apply to the draft model.
             StepKind::Draft => {
@@ -295,6 +311,9 @@ impl Model {
                 self.arch.score(&mut g, hidden)?
             }
         };
+        if kind == StepKind::MediaLogits && !g.takes_media() {
+            return None;
+        }
         g.set_result(result);
         if !self.adapters.updates.is_empty() {
             g.group_linears_by_input();
@@ -366,6 +385,17 @@ fn companion_entry(meta: &Metadata) -> Result<(&'static str, arch::LoadCompanion
     let name = meta.architecture()?;
     let known = companion_named(name).map(|entry| (entry.name, entry.load));
     known.ok_or_else(|| cannot_load_alone(name))
+}
+
+/// Number of first layers that add rows of media behind them.
+fn deepstack_layers(keys: &Keys<'_>, n_layer: usize) -> Result<usize, ModelError> {
+    let count = keys.opt_count("n_deepstack_layers")?.unwrap_or(0);
+    if count > n_layer {
+        let (key, value) = (keys.name("n_deepstack_layers"), count.to_string());
+        let reason = "must be at most the number of layers";
+        return Err(ModelError::KeyValue { key, value, reason });
+    }
+    Ok(count)
 }
 
 fn pooling(keys: &Keys<'_>) -> Result<Pooling, ModelError> {

@@ -45,7 +45,9 @@ impl PerLayerEmbedding {
 
     /// Vectors of all layers, concatenated; `x` are the token embeddings.
     pub fn record(&self, g: &mut Graph, x: ValueId) -> ValueId {
-        let own = g.embed("inp_per_layer", self.table, self.width * self.layers, Index::Token);
+        // Rows of media have the vectors of the padding token, which is the first one.
+        let index = Index::TokenOr(0);
+        let own = g.embed("inp_per_layer", self.table, self.width * self.layers, index);
         let own = g.scale("inp_per_layer_selected", own, (self.width as f32).sqrt());
         let made = g.linear("per_layer_proj", &self.projection, x);
         let made = g.scale("per_layer_proj_scaled", made, 1.0 / (self.n_embd as f32).sqrt());

@@ -4,7 +4,7 @@
 //! one magnitude.
 
 use puna_gguf::escape_for_display;
-use puna_graph::{Rope, RopeKind};
+use puna_graph::{AXES, Rope, RopeKind};
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
@@ -57,6 +57,43 @@ pub struct RopeKeys {
     pub attn_factor: f32,
     /// Original context, in tokens.
     pub original: usize,
+    /// Axes of the pairs.
+    pub sections: Sections,
+}
+
+/// Axes of the pairs of a multimodal rotary embedding (M-RoPE): time, height or width. For text all
+/// coordinates are equal, so it is the usual rotary embedding.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Sections {
+    /// All pairs rotate by the position.
+    #[default]
+    None,
+    /// This many pairs of each axis, one axis after the other.
+    Consecutive([usize; AXES]),
+    /// The axes alternate as long as they have pairs left; the remaining pairs are those of time.
+    Interleaved([usize; AXES]),
+}
+
+impl Sections {
+    /// Axis of each of the first `pairs` pairs; empty if all rotate by the position.
+    fn axes(self, pairs: usize) -> Vec<u8> {
+        let axis = |pair: usize| match self {
+            Sections::None => 0,
+            Sections::Consecutive(counts) => {
+                let ends = counts.into_iter().scan(0, |end: &mut usize, count| {
+                    *end = end.saturating_add(count);
+                    Some(*end)
+                });
+                ends.take_while(|end| pair >= *end).count() as u8 % AXES as u8
+            }
+            Sections::Interleaved([_, height, width]) => match pair % AXES {
+                1 if pair / AXES < height => 1,
+                2 if pair / AXES < width => 2,
+                _ => 0,
+            },
+        };
+        if self == Sections::None { Vec::new() } else { (0..pairs).map(axis).collect() }
+    }
 }
 
 impl RopeKeys {
@@ -68,7 +105,24 @@ impl RopeKeys {
         let attn_factor = keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
         let original =
             keys.opt_count("rope.scaling.original_context_length")?.unwrap_or(n_ctx_train);
-        Ok(Self { dims, base, scaling: scaling(keys, original)?, attn_factor, original })
+        let sections = Sections::None;
+        Ok(Self { dims, base, scaling: scaling(keys, original)?, attn_factor, original, sections })
+    }
+
+    /// Reads `rope.dimension_sections`, the number of pairs of each axis, if the file has it.
+    pub fn with_sections(
+        self,
+        keys: &Keys<'_>,
+        order: fn([usize; AXES]) -> Sections,
+    ) -> Result<Self, ModelError> {
+        let key = keys.name("rope.dimension_sections");
+        let Some(counts) = keys.meta().u32s(&key)? else { return Ok(self) };
+        let [time, height, width, ..] = counts[..] else {
+            let reason = "must have three or four numbers of pairs";
+            return Err(ModelError::KeyValue { key, value: format!("{counts:?}"), reason });
+        };
+        let sections = order([time, height, width].map(|count| count as usize));
+        Ok(Self { sections, ..self })
     }
 
     /// Rotary embedding of layers with a sliding window and heads of `head_dim` dimensions. Base
@@ -112,12 +166,12 @@ impl RopeKeys {
             }
             Scaling::Yarn { .. } => self.yarn(&mut frequencies),
         }
-        let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
+        let frequencies: Vec<f32> = frequencies.into_iter().map(|f| f as f32).collect();
         Rope {
             kind,
+            axes: self.sections.axes(frequencies.len()),
             frequencies,
             magnitude: self.magnitude(),
-            axes: Vec::new(),
             position_offset: 0,
             is_inverse: false,
         }
@@ -266,6 +320,7 @@ mod tests {
                 log_multiplier,
                 whole_pairs: true,
             },
+            sections: Sections::None,
             attn_factor: 1.0,
             original: 4096,
         };
@@ -288,5 +343,15 @@ mod tests {
         }
         let plain = RopeKeys { scaling: Scaling::None, ..keys(0.1) };
         assert_eq!(plain.with_mscale(true), (plain, 1.0));
+    }
+
+    #[test]
+    fn pairs_have_axes_in_sections_one_after_the_other_or_alternating() {
+        assert_eq!(Sections::None.axes(4), [0; 0]);
+        assert_eq!(Sections::Consecutive([2, 1, 3]).axes(8), [0, 0, 1, 2, 2, 2, 0, 0]);
+        // Qwen3-VL has more pairs of time than of height and width.
+        let axes = Sections::Interleaved([4, 2, 2]).axes(8);
+        assert_eq!(axes, [0, 1, 2, 0, 1, 2, 0, 0]);
+        assert_eq!(Sections::Consecutive([usize::MAX; 3]).axes(2), [0, 0]);
     }
 }

@@ -1,6 +1,6 @@
 //! Rows of embedding tables, and the rows for which the step returns logits.
 
-use puna_graph::{ArenaRange, Index, InputId, Weight};
+use puna_graph::{ArenaRange, Index, InputId, StepInput, Weight};
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
@@ -47,9 +47,16 @@ unsafe impl Instruction for Embed {
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let table = step.weight(self.table.weight);
         for row in task_rows(task, &self.out, step) {
+            let token = step.input.tokens[row];
             let entry = match self.index {
-                Index::Token => step.input.tokens[row],
-                Index::Remapped(list) => listed(step.weight(list.index()), step.input.tokens[row]),
+                Index::Token | Index::Remapped(_) if token == StepInput::NO_TOKEN => {
+                    // SAFETY: each row belongs to one task.
+                    unsafe { step.arena.row_mut(&self.out, row) }.fill(0.0);
+                    continue;
+                }
+                Index::TokenOr(row) if token == StepInput::NO_TOKEN => row,
+                Index::Token | Index::TokenOr(_) => token,
+                Index::Remapped(list) => listed(step.weight(list.index()), token),
                 Index::Position => step.input.positions[row],
                 Index::Fixed(entry) => entry,
             };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_graph::{Segment, SegmentWindowPages, StepInput};
+use puna_graph::{Segment, StepInput};
 use puna_models::{UnmaskOrder, Unmasking};
 use puna_sampler::{Mt19937, Sampler, TokenLogprobs, log_probs};
 use puna_tokenizer::Tokenizer;
@@ -114,19 +114,10 @@ impl DiffusionSequence {
         let shift = usize::from(self.unmasking.is_shifted);
         // Prompts are not empty, so that every position of the answer has one before it.
         let row = |position: usize| (position - shift) as u32;
-        let (pages, window_pages) = (Vec::new(), SegmentWindowPages::default());
         Some(StepInput {
             tokens: self.tokens.clone(),
             positions: (0..rows as u32).collect(),
-            segments: vec![Segment {
-                first_row: 0,
-                rows,
-                cached_tokens: 0,
-                encoder_tokens: 0,
-                pages,
-                window_pages,
-                state: 0,
-            }],
+            segments: vec![Segment { rows, ..Segment::default() }],
             adapter_scales: vec![self.request.adapter_scales.clone()],
             outputs: masked.into_iter().map(row).collect(),
             ..StepInput::default()

@@ -220,6 +220,7 @@ impl SequencePages {
             window_pages: SegmentWindowPages { first: self.first_window_page, pages: window_pages },
             encoder_tokens: self.scope.key.encoder_input.len(),
             state: self.state.unwrap_or(0),
+            ..Segment::default()
         }
     }
 

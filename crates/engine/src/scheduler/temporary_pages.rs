@@ -33,7 +33,7 @@ impl TemporaryPages {
             window_pages.pages =
                 numbers.map(|number| self.window_pages[number % self.window_pages.len()]).collect();
         }
-        Segment { first_row, rows, cached_tokens, pages, window_pages, encoder_tokens: 0, state }
+        Segment { first_row, rows, cached_tokens, pages, window_pages, state, ..Segment::default() }
     }
 }
 

@@ -10,6 +10,7 @@ mod fairness;
 
 mod loadable;
 mod many;
+mod media;
 mod memory;
 mod mutated;
 mod observe;

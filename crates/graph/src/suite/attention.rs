@@ -1,5 +1,7 @@
 //! Attention over the cache and over the rows of a step.
 
+use std::ops::Range;
+
 use super::Case;
 use super::attention_reference::{AttentionInputs, cache_tolerance};
 use super::problem::Problem;
@@ -126,6 +128,11 @@ fn masks() -> Vec<Case> {
         let spec = AttentionSpec { mask, sees_ahead: true, ..AttentionSpec::causal(4, 2, 32, 32) };
         cases.push(cached(Options::new(spec, KvType::F16, Steps::Batch)));
     }
+    for mask in [Mask::Causal, Mask::Window(8), Mask::Window(60), Mask::Chunk(24)] {
+        let plain = AttentionSpec::causal(4, 2, 32, 32);
+        let spec = AttentionSpec { mask, sees_media_span: true, ..plain };
+        cases.extend([(0, 40), (11, 70)].map(|(start, end)| media_span(spec, start..end)));
+    }
     let spec = AttentionSpec { mask: Mask::Window(600), ..AttentionSpec::causal(2, 1, 32, 32) };
     cases.push(cached(Options::new(spec, KvType::F16, Steps::Long)));
     cases
@@ -177,6 +184,7 @@ fn parameters(options: &Options) -> String {
     let flags = [
         (spec.values_in_keys, "values_in_keys"),
         (spec.sees_ahead, "sees_ahead"),
+        (spec.sees_media_span, "sees_media_span"),
         (spec.softcap.is_some(), "softcap"),
         (spec.alibi.is_some(), "alibi"),
         (options.has_sinks, "sinks"),
@@ -220,6 +228,26 @@ fn cached(options: Options) -> Case {
     Case::new(name, cache_tolerance(options.types), move || {
         let mut p = Problem::new(options.steps.schedule());
         p.kv_types = options.types;
+        let inputs = inputs(&mut p, &options);
+        let layer = p.cache_layer(inputs.spec.cache_layer());
+        let ids = [inputs.q.id, inputs.k.id, inputs.v.id];
+        let out = p.graph.attention("out", layer, ids, inputs.spec);
+        p.expect(out, |span| inputs.rows(span));
+        p
+    })
+}
+
+/// Attention in sequences with a medium at these tokens.
+fn media_span(spec: AttentionSpec, span: Range<usize>) -> Case {
+    let options = Options::new(spec, KvType::F16, Steps::Prompt);
+    let name = format!("attention types=f16/f16 media={span:?} {}", parameters(&options));
+    Case::new(name, cache_tolerance([KvType::F16; 2]), move || {
+        let first = span.start;
+        let (whole, parts) = ([(0, 90), (1, first)], [(1, 75), (0, 1)]);
+        let steps: [&[(usize, usize)]; 4] =
+            [if first == 0 { &whole[..1] } else { &whole }, &parts, &[(1, 1)], &[(0, 5), (1, 1)]];
+        let mut p = Problem::new(Schedule::steps(&steps).with_media_span(span.clone()));
+        p.kv_types = [KvType::F16; 2];
         let inputs = inputs(&mut p, &options);
         let layer = p.cache_layer(inputs.spec.cache_layer());
         let ids = [inputs.q.id, inputs.k.id, inputs.v.id];

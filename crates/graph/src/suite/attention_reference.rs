@@ -37,7 +37,12 @@ pub(super) struct Seen<'a> {
 
 /// Indices of the tokens that the token at index `i` of a sequence sees.
 pub(super) fn visible(spec: &AttentionSpec, span: &Span, i: usize) -> Range<usize> {
-    let end = if spec.sees_ahead { span.tokens.len() } else { i + 1 };
+    let in_media_span = spec.sees_media_span && span.media_span.contains(&i);
+    let end = match spec.sees_ahead {
+        true => span.tokens.len(),
+        false if in_media_span => span.media_span.end,
+        false => i + 1,
+    };
     match spec.mask {
         Mask::Causal => 0..end,
         Mask::Window(n) => (i + 1).saturating_sub(n as usize)..end,

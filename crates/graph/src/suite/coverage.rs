@@ -42,7 +42,7 @@ variants!(GATINGS, gating_name, Gating: Softmax, SoftmaxOfSelected, Sigmoid, Sqr
     SparseMixer);
 variants!(MASKS, mask_name, Mask: Causal, Window, Chunk, Pooled, Full, SymmetricWindow,
     CrossAttention, DecoderCausal);
-variants!(INDICES, index_name, Index: Token, Remapped, Position, Fixed);
+variants!(INDICES, index_name, Index: Token, TokenOr, Remapped, Position, Fixed);
 variants!(ROPE_KINDS, rope_kind_name, RopeKind: Norm, Neox);
 
 /// Names of the operations, and of the variants of their parameters, that no case of the suite has.

@@ -13,6 +13,9 @@ use crate::values::Index;
 /// Rows of a table.
 const ENTRIES: usize = 23;
 
+/// Token id that stands for no token. The second row of each case has it.
+const NO_TOKEN: usize = 9;
+
 /// Decoding of a row: scales and values are products of few f32 numbers.
 const DECODED: Tolerance = Tolerance::any(1e-12);
 
@@ -20,7 +23,8 @@ const DECODED: Tolerance = Tolerance::any(1e-12);
 pub(super) fn cases() -> Vec<Case> {
     let types = weight_types()
         .flat_map(|ty| [Lookup::Token, Lookup::Numbers].map(|lookup| embed(ty, lookup, 11)));
-    let lookups = [Lookup::List, Lookup::Position, Lookup::Fixed].into_iter().flat_map(|lookup| {
+    let lookups = [Lookup::TokenOr, Lookup::List, Lookup::Position, Lookup::Fixed];
+    let lookups = lookups.into_iter().flat_map(|lookup| {
         [TensorType::F32, TensorType::F16, TensorType::Q4_0, TensorType::Q6_K]
             .map(|ty| embed(ty, lookup, 5))
     });
@@ -42,6 +46,7 @@ pub(super) fn cases() -> Vec<Case> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lookup {
     Token,
+    TokenOr,
     List,
     Position,
     Fixed,
@@ -52,6 +57,7 @@ impl Lookup {
     fn name(self) -> &'static str {
         match self {
             Lookup::Token => "token",
+            Lookup::TokenOr => "token_or",
             Lookup::List => "list",
             Lookup::Position => "position",
             Lookup::Fixed => "fixed",
@@ -86,7 +92,9 @@ fn embed(ty: TensorType, lookup: Lookup, rows: usize) -> Case {
         // A token id behind the end of the list stands for itself.
         let listed: Vec<u32> =
             (0..ENTRIES as u32 - 4).map(|token| token * 3 % ENTRIES as u32).collect();
+        p.no_token = Some(NO_TOKEN);
         let index = match lookup {
+            Lookup::TokenOr => Index::TokenOr(4),
             Lookup::List => Index::Remapped(p.integers(&[listed.len()], &listed)),
             Lookup::Position => Index::Position,
             Lookup::Fixed => Index::Fixed(9),
@@ -95,14 +103,20 @@ fn embed(ty: TensorType, lookup: Lookup, rows: usize) -> Case {
         let out = p.graph.embed("out", table.id, cols, index);
         p.expect(out, |span: &Span| {
             let number = |i: usize| match index {
-                Index::Token => span.tokens[i],
+                Index::TokenOr(row) if span.tokens[i] == NO_TOKEN => row as usize,
+                Index::Token | Index::TokenOr(_) => span.tokens[i],
                 Index::Remapped(_) => {
                     listed.get(span.tokens[i]).map_or(span.tokens[i], |&x| x as usize)
                 }
                 Index::Position => span.first_position + i,
                 Index::Fixed(number) => number as usize,
             };
-            span.indices().map(|i| table_row(number(i))).collect()
+            let is_zero = |i: usize| {
+                let by_token = matches!(index, Index::Token | Index::Remapped(_));
+                by_token && span.tokens[i] == NO_TOKEN
+            };
+            let row = |i: usize| if is_zero(i) { vec![0.0; cols] } else { table_row(number(i)) };
+            span.indices().map(row).collect()
         });
         p
     })

@@ -1,6 +1,7 @@
 //! A small model around one operation: its graph, weights, cache and steps, with the results that a
 //! reference computes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use puna_quant::TensorType;
@@ -99,6 +100,8 @@ pub(super) struct Problem {
     pub adapter_scales: Vec<AdapterScales>,
     /// Distance between output rows, in rows: 1 returns the logits of every row.
     pub output_stride: usize,
+    /// Token id that the steps give as [`StepInput::NO_TOKEN`].
+    pub no_token: Option<usize>,
     weights: Vec<Weight>,
     ropes: Vec<Rope>,
     layers: Vec<CacheLayer>,
@@ -149,6 +152,7 @@ impl Problem {
             page_tokens: 64,
             adapter_scales: Vec::new(),
             output_stride: 1,
+            no_token: None,
             weights: Vec::new(),
             ropes: Vec::new(),
             layers: Vec::new(),
@@ -398,7 +402,11 @@ impl Problem {
         for span in spans {
             let first_row = input.tokens.len();
             input.segments.push(self.segment(span, first_row));
-            input.tokens.extend(span.rows().iter().map(|&token| token as u32));
+            let id = |&token: &usize| match self.no_token {
+                Some(no_token) if token == no_token => StepInput::NO_TOKEN,
+                _ => token as u32,
+            };
+            input.tokens.extend(span.rows().iter().map(id));
             input.positions.extend(span.indices().map(|i| (span.first_position + i) as u32));
             if let Some(axis_positions) = self.axis_positions {
                 let positions = span.indices().map(|i| (span.first_position + i) as u32);
@@ -430,12 +438,17 @@ impl Problem {
             windows.map(|layer| layer.mask.first_seen(cached_tokens) / self.page_tokens).min();
         let window_pages = first
             .map(|first| SegmentWindowPages { first, pages: (first..count).map(page).collect() });
+        let is_in_step = |media: &Range<usize>| {
+            !media.is_empty() && span.cached_tokens <= media.start && media.end <= span.tokens.len()
+        };
+        let media_span = Some(span.media_span.clone()).filter(is_in_step);
         Segment {
             first_row,
             rows,
             cached_tokens,
             pages: (0..count).map(page).collect(),
             window_pages: window_pages.unwrap_or_default(),
+            media_spans: media_span.into_iter().collect(),
             encoder_tokens: span.encoder_tokens,
             state,
         }

@@ -1,5 +1,7 @@
 //! The steps of a case: which rows of which sequences each step computes.
 
+use std::ops::Range;
+
 /// One event of a [`Schedule`].
 #[derive(Debug, Clone)]
 pub(super) enum Event {
@@ -22,6 +24,8 @@ pub(super) struct Schedule {
     vocabulary: Option<usize>,
     /// Number of first tokens of each sequence that belong to an encoder's input.
     encoder_tokens: usize,
+    /// Indices of the tokens of a medium in each sequence. A step has all of them or none.
+    media_span: Range<usize>,
     /// Position of the first token of each sequence, for operations without a cache.
     first_position: usize,
 }
@@ -37,13 +41,15 @@ pub(super) struct Span {
     pub tokens: Vec<usize>,
     /// Number of first tokens that belong to an encoder's input.
     pub encoder_tokens: usize,
+    /// Indices of the tokens of a medium.
+    pub media_span: Range<usize>,
     /// Position of the first token of the sequence.
     pub first_position: usize,
 }
 
 impl Span {
     /// Indices in the sequence of the rows of the step.
-    pub fn indices(&self) -> std::ops::Range<usize> {
+    pub fn indices(&self) -> Range<usize> {
         self.cached_tokens..self.tokens.len()
     }
 
@@ -64,7 +70,7 @@ pub(super) enum Action {
 impl Schedule {
     /// These events, with a token id of its own for each row.
     pub fn new(events: Vec<Event>) -> Self {
-        Self { events, vocabulary: None, encoder_tokens: 0, first_position: 0 }
+        Self { events, vocabulary: None, encoder_tokens: 0, media_span: 0..0, first_position: 0 }
     }
 
     /// One step of `rows` rows. From four rows on they belong to two sequences.
@@ -88,6 +94,11 @@ impl Schedule {
     /// The same steps of sequences that begin with this number of tokens of an encoder's input.
     pub fn with_encoder_tokens(self, encoder_tokens: usize) -> Self {
         Self { encoder_tokens, ..self }
+    }
+
+    /// The same steps of sequences with a medium at these tokens.
+    pub fn with_media_span(self, media_span: Range<usize>) -> Self {
+        Self { media_span, ..self }
     }
 
     /// The same steps with token ids below `vocabulary`, in no order.
@@ -144,8 +155,14 @@ impl Schedule {
             let tokens = &mut sequences[sequence];
             let cached_tokens = tokens.len();
             tokens.extend((0..rows).map(|_| token()));
-            let (encoder_tokens, first_position) = (self.encoder_tokens, self.first_position);
-            Span { sequence, cached_tokens, tokens: tokens.clone(), encoder_tokens, first_position }
+            Span {
+                sequence,
+                cached_tokens,
+                tokens: tokens.clone(),
+                encoder_tokens: self.encoder_tokens,
+                media_span: self.media_span.clone(),
+                first_position: self.first_position,
+            }
         };
         let action = |event: &Event| match *event {
             Event::Step(ref parts) => {

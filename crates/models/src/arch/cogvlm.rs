@@ -8,7 +8,7 @@ use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::rope::{RopeKeys, Scaling};
+use crate::rope::{RopeKeys, Scaling, Sections};
 use crate::weights::Weights;
 
 pub(super) fn load(
@@ -22,7 +22,14 @@ pub(super) fn load(
     // a larger base.
     let base = if hp.kv_heads == hp.heads { 10_000.0 } else { 500_000.0 };
     let (dims, original) = (hp.key_dim, hp.n_ctx);
-    let rope_keys = RopeKeys { dims, base, scaling: Scaling::None, attn_factor: 1.0, original };
+    let rope_keys = RopeKeys {
+        dims,
+        base,
+        scaling: Scaling::None,
+        attn_factor: 1.0,
+        original,
+        sections: Sections::None,
+    };
     let rope = w.rope(rope_keys.checked(keys, hp.key_dim)?.table(RopeKind::Neox, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;

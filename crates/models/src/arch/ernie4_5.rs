@@ -11,7 +11,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::rope::RopeKeys;
+use crate::rope::{RopeKeys, Sections};
 use crate::weights::Weights;
 
 pub(super) fn load(
@@ -37,7 +37,11 @@ fn load_with_rope(
 ) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(kind, None));
+    let rope = w.rope(
+        RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?
+            .with_sections(keys, Sections::Consecutive)?
+            .table(kind, None),
+    );
     let experts = match keys.opt_count("expert_count")?.unwrap_or(0) {
         0 => None,
         _ => Some(ExpertLayers::read(keys)?),

@@ -41,6 +41,7 @@ pub(super) fn load(
             attention: AttentionSpec {
                 scale: 1.0 / (per_head as f32).sqrt(),
                 mask: windows.mask(b.i),
+                sees_media_span: true,
                 ..hp.attention(b.i)
             },
             post_attn_norm: Some(b.norm("post_attention_norm")?),

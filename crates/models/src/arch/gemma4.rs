@@ -212,6 +212,8 @@ impl Layer {
             attention: AttentionSpec {
                 scale: 1.0,
                 mask,
+                // Layers without a window stay causal.
+                sees_media_span: slides,
                 ..AttentionSpec::causal(heads, kv_heads, dim, dim)
             },
             wo: w.linear(&name("attn_output"), heads * dim, hp.n_embd)?,
@@ -299,7 +301,8 @@ impl ParallelExperts {
 impl Architecture for Gemma4 {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
         let x = g.embed("inp_embd", self.table, self.n_embd, Index::Token);
-        let mut x = g.scale("inp_scaled", x, (self.n_embd as f32).sqrt());
+        let x = g.scale("inp_scaled", x, (self.n_embd as f32).sqrt());
+        let mut x = g.add_media(x);
         let per_layer = self.tokens.as_ref().map(|tokens| (tokens, tokens.record(g, x)));
         for (i, l) in self.layers.iter().enumerate() {
             g.set_layer(Some(i));

@@ -8,7 +8,7 @@ use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::rope::RopeKeys;
+use crate::rope::{RopeKeys, Sections};
 use crate::weights::Weights;
 
 pub(super) fn load(
@@ -18,7 +18,11 @@ pub(super) fn load(
 ) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Norm, None));
+    let rope =
+        RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.with_sections(keys, Sections::Consecutive)?;
+    // The converter reorders the dimensions of models with rotary sections.
+    let kind = if rope.sections == Sections::None { RopeKind::Norm } else { RopeKind::Neox };
+    let rope = w.rope(rope.table(kind, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer {

@@ -11,7 +11,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::rope::RopeKeys;
+use crate::rope::{RopeKeys, Sections};
 use crate::weights::Weights;
 
 pub(super) fn load(
@@ -21,7 +21,11 @@ pub(super) fn load(
 ) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let rope = w.rope(
+        RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?
+            .with_sections(keys, Sections::Consecutive)?
+            .table(RopeKind::Neox, None),
+    );
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape::read_with_routing(keys, hidden, Gating::Sigmoid)?;
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);

@@ -10,7 +10,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::rope::RopeKeys;
+use crate::rope::{RopeKeys, Sections};
 use crate::weights::Weights;
 
 pub(super) fn load(
@@ -36,7 +36,11 @@ fn load_with(
 ) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(rope, None));
+    let rope = w.rope(
+        RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?
+            .with_sections(keys, Sections::Consecutive)?
+            .table(rope, None),
+    );
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if experts > 0 {

@@ -125,7 +125,8 @@ fn attention_scale(keys: &Keys<'_>, hp: &Hparams) -> Result<f32, ModelError> {
 
 impl Architecture for Llama {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
-        let mut x = g.embed("inp_embd", self.token_embd, self.n_embd, Index::Token);
+        let x = g.embed("inp_embd", self.token_embd, self.n_embd, Index::Token);
+        let mut x = g.add_media(x);
         for (i, layer) in self.layers.iter().enumerate() {
             g.set_layer(Some(i));
 

@@ -8,7 +8,7 @@ use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::rope::RopeKeys;
+use crate::rope::{RopeKeys, Sections};
 use crate::weights::Weights;
 
 pub(super) fn load(
@@ -40,7 +40,11 @@ pub(super) fn decoder(
 ) -> Result<(Hparams, Decoder), ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(eps);
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let rope = w.rope(
+        RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?
+            .with_sections(keys, Sections::Consecutive)?
+            .table(RopeKind::Neox, None),
+    );
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })

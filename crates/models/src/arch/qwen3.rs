@@ -12,7 +12,7 @@ use crate::decoder::{self, Decoder, Layer, LayerLoader, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::rope::RopeKeys;
+use crate::rope::{RopeKeys, Sections};
 use crate::weights::Weights;
 
 pub(super) fn load_dense(
@@ -81,7 +81,11 @@ pub(super) fn layers(
     (hp, norm): (&Hparams, NormKind),
     feed_forward: impl Fn(&mut LayerLoader<'_, '_>) -> Result<FeedForward, ModelError>,
 ) -> Result<Vec<Layer>, ModelError> {
-    let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
+    let rope = w.rope(
+        RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?
+            .with_sections(keys, Sections::Interleaved)?
+            .table(RopeKind::Neox, None),
+    );
     decoder::layers(w, hp, norm, |b| {
         let ffn = feed_forward(b)?;
         let qk_norm = QkNorm::BeforeRope(b.head_norms()?);

@@ -12,7 +12,7 @@ use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys};
-use crate::rope::RopeKeys;
+use crate::rope::{RopeKeys, Sections};
 use crate::weights::Weights;
 
 pub(super) fn load(
@@ -50,7 +50,7 @@ pub(super) fn mrope_keys(keys: &Keys<'_>, hp: &Hparams) -> Result<RopeKeys, Mode
         let reason = "the multimodal rotary embedding needs it";
         return Err(ModelError::KeyValue { key, value: "absent".into(), reason });
     }
-    RopeKeys::read(keys, hp.key_dim, hp.n_ctx)
+    RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.with_sections(keys, Sections::Interleaved)
 }
 
 /// Experts and shared expert of a layer.

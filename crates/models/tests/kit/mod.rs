@@ -358,6 +358,7 @@ impl Runner {
                 window_pages,
                 encoder_tokens,
                 state,
+                ..Segment::default()
             });
             input
                 .adapter_scales

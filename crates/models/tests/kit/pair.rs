@@ -113,8 +113,8 @@ impl Pair {
             cached_tokens,
             pages,
             window_pages,
-            encoder_tokens: 0,
             state: sequence as u32,
+            ..Segment::default()
         }
     }
 

@@ -274,7 +274,11 @@ pub(super) fn visible_range_of_row(
 
 /// End of the positions that the row at `position` sees.
 fn visible_end(spec: &AttentionSpec, s: &Segment, position: usize) -> usize {
-    if spec.sees_ahead { s.cached_tokens + s.rows } else { position + 1 }
+    match (spec.sees_ahead, spec.sees_media_span) {
+        (true, _) => s.cached_tokens + s.rows,
+        (false, true) => s.media_span_end(position),
+        (false, false) => position + 1,
+    }
 }
 
 #[cfg(test)]
@@ -314,6 +318,18 @@ mod tests {
         };
         assert_eq!([9, 14].map(|p| seen(Mask::Causal, p)), [(0, 15); 2]);
         assert_eq!([9, 14].map(|p| seen(Mask::Window(4), p)), [(6, 15), (11, 15)]);
+    }
+
+    #[test]
+    fn rows_of_a_media_span_see_its_end() {
+        let (media_spans, cached_tokens) = (vec![10..13, 13..15], 9);
+        let s = Segment { rows: 8, cached_tokens, media_spans, ..Segment::default() };
+        let spec = AttentionSpec { sees_media_span: true, ..spec(Mask::Window(4)) };
+        let seen = (9..17).map(|position| visible_range_of_row(&spec, &s, position));
+        let expected = [(6, 10), (7, 13), (8, 13), (9, 13), (10, 15), (11, 15), (12, 16), (13, 17)];
+        assert_eq!(seen.collect::<Vec<_>>(), expected);
+        assert_eq!(visible_range(&spec, &s, 1, 2), (7, 13));
+        assert_eq!(visible_range(&spec, &s, 0, 8), (6, 17));
     }
 
     #[test]

@@ -1,0 +1,162 @@
+//! Every entry of `tests/data/vision` gives the reference's logits: tokens and the reference's rows
+//! of pictures go through the text model, whole and in pieces, alone and beside other sequences.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use puna_cpu::{Config, CpuBackend, kernels};
+use puna_engine::{
+    EngineOptions, Evaluator, KvType, MediumLayout, NO_TOKEN, Outputs, PlacedMedium, SequenceInput,
+};
+use serde_json::Value;
+
+use super::file;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/vision")
+}
+
+/// Values of a `.npy` file of f32.
+fn array(name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(folder().join(name)).unwrap();
+    let header = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    let values = bytes[10 + header..].chunks_exact(4);
+    values.map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()
+}
+
+/// A prompt with pictures, and its reference.
+struct Case {
+    tokens: Vec<u32>,
+    media: Vec<PlacedMedium>,
+    /// Logits of the last tokens.
+    logits: Vec<Vec<f64>>,
+    /// Largest difference.
+    tolerance: f64,
+}
+
+impl Case {
+    fn read(case: &Value) -> Self {
+        let (mut tokens, mut media) = (Vec::new(), Vec::new());
+        let mut embeddings = case["embeddings"].as_array().unwrap().iter();
+        for chunk in case["chunks"].as_array().unwrap() {
+            if chunk["type"] == "text" {
+                let ids = chunk["tokens"].as_array().unwrap().iter();
+                tokens.extend(ids.map(|id| id.as_u64().unwrap() as u32));
+                continue;
+            }
+            let rows = chunk["n_tokens"].as_u64().unwrap() as usize;
+            let columns = chunk["decoder_pos_txy"].as_array().map(|positions| {
+                let x = |at: usize| positions[at][1].as_u64().unwrap();
+                (x(rows - 1) - x(0)) as usize + 1
+            });
+            let sees_itself = chunk["non_causal"].as_bool().unwrap();
+            let layout = MediumLayout { rows, columns, sees_itself };
+            let rows = array(embeddings.next().unwrap()["file"].as_str().unwrap());
+            media.push(PlacedMedium { first: tokens.len(), layout, rows: Some(Arc::new(rows)) });
+            tokens.extend(vec![NO_TOKEN; layout.rows]);
+        }
+        let row = |row: &Value| -> Vec<f64> {
+            row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+        };
+        Self {
+            tokens,
+            media,
+            logits: case["logits"].as_array().unwrap().iter().map(row).collect(),
+            tolerance: case["logits_tolerance"].as_f64().unwrap()
+                * case["logits_std"].as_f64().unwrap(),
+        }
+    }
+
+    /// Ends of steps of at most `chunk` tokens. Rows that see each other are in one step.
+    fn steps(&self, chunk: usize) -> Vec<usize> {
+        let mut ends = Vec::new();
+        let mut at = 0;
+        while at < self.tokens.len() {
+            let end = (at + chunk).min(self.tokens.len());
+            let cut = self.media.iter().find(|medium| {
+                let inside = medium.first + 1..medium.first + medium.layout.rows;
+                medium.layout.sees_itself && inside.contains(&end)
+            });
+            at = cut.map_or(end, |medium| medium.first + medium.layout.rows);
+            ends.push(at);
+        }
+        ends
+    }
+
+    /// Logits of the last tokens of sequence 1, in steps of at most `chunk` tokens beside sequence
+    /// 0 with the tokens `beside`.
+    fn run(&self, evaluator: &mut Evaluator, chunk: usize, beside: &[u32]) -> Vec<f32> {
+        (0..2).for_each(|sequence| evaluator.truncate(sequence, 0));
+        for medium in &self.media {
+            evaluator.add_medium(1, medium.clone()).unwrap();
+        }
+        let (mut at, mut all, mut beside) = (0, Vec::new(), beside.chunks(3));
+        for end in self.steps(chunk) {
+            let input = |sequence, tokens, outputs| SequenceInput { sequence, tokens, outputs };
+            let other = beside.next().map(|tokens| input(0, tokens, Outputs::None));
+            let own = input(1, &self.tokens[at..end], Outputs::All);
+            let inputs: Vec<_> = other.into_iter().chain([own]).collect();
+            all.extend_from_slice(evaluator.logits(&inputs).unwrap());
+            at = end;
+        }
+        let last = self.logits.len() * self.logits[0].len();
+        all.split_off(all.len() - last)
+    }
+}
+
+fn entries() -> Vec<(String, Vec<Case>)> {
+    let files = std::fs::read_dir(folder()).unwrap().map(|file| file.unwrap().path());
+    let entries = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
+    let mut entries: Vec<_> = entries
+        .map(|path| {
+            let entry: Value =
+                serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+            let cases = entry["cases"].as_array().unwrap().iter().map(Case::read).collect();
+            (entry["text"].as_str().unwrap().to_owned(), cases)
+        })
+        .collect();
+    entries.sort_by(|a, b| a.0.cmp(&b.0));
+    entries
+}
+
+fn evaluator(name: &str, level: &str) -> Evaluator {
+    let config = Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() };
+    let options = EngineOptions {
+        num_ctx: Some(1024),
+        max_sequences: Some(2),
+        cache_k: KvType::F32,
+        cache_v: KvType::F32,
+        ..EngineOptions::default()
+    };
+    let view = file(&format!("tests/data/vision/{name}"));
+    Evaluator::open(&view, Box::new(CpuBackend::new(&config).unwrap()), &options).unwrap()
+}
+
+#[test]
+fn text_models_answer_about_the_rows_of_pictures() {
+    let mut compared = 0;
+    let levels = kernels::levels();
+    for (name, cases) in entries() {
+        for level in [levels[0].name, levels[levels.len() - 1].name] {
+            let mut evaluator = evaluator(&name, level);
+            for (number, case) in cases.iter().enumerate() {
+                let expected: Vec<f64> = case.logits.concat();
+                for (chunk, beside) in [(usize::MAX, 0), (7, 0), (1, 0), (5, 20), (usize::MAX, 3)] {
+                    let beside: Vec<u32> = (3..3 + beside).collect();
+                    let logits = case.run(&mut evaluator, chunk.min(1000), &beside);
+                    let differences = logits.iter().zip(&expected);
+                    let worst = differences.map(|(a, b)| (f64::from(*a) - b).abs());
+                    let worst = worst.fold(0.0, f64::max);
+                    assert!(
+                        worst <= case.tolerance,
+                        "{name} {level} case {number}, steps of {chunk}, {} beside: {worst} > {}",
+                        beside.len(),
+                        case.tolerance
+                    );
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 200, "{compared}");
+}
