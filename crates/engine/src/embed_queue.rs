@@ -134,7 +134,7 @@ impl EmbedQueue {
             Some(tokens) if is_long(tokens, scheduler, executor) => {
                 let vector = embed_chunk(first, scheduler, executor);
                 let id = first.id;
-                self.count_served(id, scheduler.limits().num_batch);
+                self.count_served(id, scheduler.embed_rows());
                 (vec![id], vector.map(|vector| vector.into_iter().collect()))
             }
             Some(_) => self.embed_batch(scheduler, executor),
@@ -209,13 +209,13 @@ impl EmbedQueue {
     /// Collects as many texts as fit a step and the free pages.
     fn collect_batch(&self, scheduler: &mut Scheduler, executor: &ModelExecutor) -> TextBatch {
         let causal = executor.info.causal;
-        let num_batch = scheduler.limits().num_batch;
+        let max_rows = scheduler.embed_rows();
         let mut batch = TextBatch::default();
         for request in &self.requests {
             for tokens in &request.inputs[request.vectors.len()..] {
                 let input = &mut batch.input;
                 let (first_row, rows) = (input.tokens.len(), tokens.len());
-                let fits = first_row == 0 || first_row + rows <= num_batch;
+                let fits = first_row == 0 || first_row + rows <= max_rows;
                 if !fits || is_long(tokens, scheduler, executor) {
                     break;
                 }
@@ -293,8 +293,7 @@ fn embed_chunk(
         }
     };
     let cached_tokens = text.computed;
-    let chunk =
-        &tokens[cached_tokens..tokens.len().min(cached_tokens + scheduler.limits().num_batch)];
+    let chunk = &tokens[cached_tokens..tokens.len().min(cached_tokens + scheduler.embed_rows())];
     let input = StepInput {
         tokens: chunk.to_vec(),
         positions: (cached_tokens..cached_tokens + chunk.len()).map(|p| p as u32).collect(),

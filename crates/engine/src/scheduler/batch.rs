@@ -199,6 +199,17 @@ impl Scheduler {
         left.min(quick.max(min)).max(1)
     }
 
+    /// Largest number of rows of a step that embeds several texts, or a part of a long one. While
+    /// sequences run, the step is short.
+    pub fn embed_rows(&self) -> usize {
+        let max = self.limits.num_batch;
+        let quick = (self.prefill_rate * STEP_TARGET.as_secs_f64()) as usize;
+        match self.running.is_empty() || quick == 0 {
+            true => max,
+            false => quick.clamp(MIN_PREFILL_CHUNK.min(max), max),
+        }
+    }
+
     /// Shortest time of a chunk of prompts beside decoding sequences, in seconds.
     fn min_prompt_seconds(&self) -> f64 {
         let efficient = MIN_PREFILL_CHUNK as f64 / self.prefill_rate.max(1.0);
