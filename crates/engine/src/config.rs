@@ -34,6 +34,8 @@ pub struct EngineOptions {
     pub states: Option<usize>,
     /// Speculative decoding of requests without own settings.
     pub speculation: Speculation,
+    /// Largest number of bytes of the rows of media that stay in memory for later requests.
+    pub media_cache_bytes: usize,
     /// LoRA adapters, which all apply to the model but not to a draft model.
     pub adapters: Vec<Adapter>,
 }
@@ -50,6 +52,7 @@ impl Default for EngineOptions {
             window_pages: None,
             states: None,
             speculation: Speculation::AUTO,
+            media_cache_bytes: 256 << 20,
             adapters: Vec::new(),
         }
     }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use puna_gguf::View;
 use puna_graph::{Backend, Description};
-use puna_models::check_architecture;
+use puna_models::{StepKind, VisionTower, check_architecture};
 use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
@@ -15,11 +15,13 @@ use crate::config::{EngineOptions, MemoryReport, ModelInfo};
 use crate::constraint::{ConstrainedSampler, MaskThreads};
 use crate::diffusion::{self, DiffusionSequence};
 use crate::embed_queue::{EmbedCallback, EmbedRequest, RerankCallback};
-use crate::engine_loop::{Command, EngineLoop};
+use crate::engine_loop::{Command, EngineLoop, MediaEncoder};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::generation::Generation;
 use crate::kv::PagePool;
+use crate::media::NO_TOKEN;
+use crate::projector::Projector;
 use crate::request::{Request, RequestId, Sink};
 use crate::scheduler::{Scheduler, SchedulerLimits, SequenceState};
 use crate::speculate::draft_source::DraftSource;
@@ -42,6 +44,25 @@ fn lookup_drafters() -> Drafters {
     Arc::new(|| Box::<LookupDrafter>::default())
 }
 
+/// Models that belong to a language model.
+#[derive(Default)]
+pub struct Companions {
+    /// Draft model for speculative decoding.
+    pub draft: Option<DraftModel>,
+    /// Vision tower for pictures.
+    pub projector: Option<Projector>,
+}
+
+/// Checks that the rows of a projector fit the model.
+fn check_projector(projector: &Projector, executor: &ModelExecutor) -> Result<(), EngineError> {
+    let (media, width) = (projector.tower().width(), executor.model.media_width());
+    if media != width {
+        return Err(EngineError::MediaWidth { media, width });
+    }
+    let takes_media = executor.model.graph(StepKind::MediaLogits).is_some();
+    if takes_media { Ok(()) } else { Err(EngineError::NoMedia) }
+}
+
 /// A loaded model and its engine loop. Clones share it; the loop stops with the last clone.
 #[derive(Clone)]
 pub struct Engine {
@@ -59,6 +80,7 @@ struct Inner {
     drafters: Drafters,
     masks: Arc<MaskThreads>,
     next_id: AtomicU64,
+    tower: Option<Arc<VisionTower>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -69,7 +91,7 @@ impl Engine {
         backend: Box<dyn Backend>,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        Self::start(view, backend, options, None, lookup_drafters())
+        Self::start(view, backend, options, Companions::default(), lookup_drafters())
     }
 
     /// Like [`Engine::open`], with a draft model. Answers are the same, but may be faster.
@@ -84,17 +106,34 @@ impl Engine {
         options: &EngineOptions,
         draft: DraftModel,
     ) -> Result<Self, EngineError> {
-        Self::start(view, backend, options, Some(draft), lookup_drafters())
+        let companions = Companions { draft: Some(draft), ..Companions::default() };
+        Self::start(view, backend, options, companions, lookup_drafters())
     }
 
-    /// Like [`Engine::open_with_draft`], with another drafter than prompt lookup.
+    /// Like [`Engine::open`], with other models that belong to this one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::open_with_draft`]; and [`EngineError::MediaWidth`], or
+    /// [`EngineError::NoMedia`] for an architecture that takes no rows of media.
+    pub fn open_with_companions(
+        view: View,
+        backend: Box<dyn Backend>,
+        options: &EngineOptions,
+        companions: Companions,
+    ) -> Result<Self, EngineError> {
+        Self::start(view, backend, options, companions, lookup_drafters())
+    }
+
+    /// Like [`Engine::open_with_companions`], with another drafter than prompt lookup.
     pub(crate) fn start(
         view: View,
         backend: Box<dyn Backend>,
         options: &EngineOptions,
-        draft: Option<DraftModel>,
+        companions: Companions,
         drafters: Drafters,
     ) -> Result<Self, EngineError> {
+        let Companions { draft, projector } = companions;
         // Checked first, so that an unknown architecture is not reported as an unknown vocabulary.
         check_architecture(view.metadata())?;
         let tokenizer = Arc::new(Tokenizer::from_metadata(view.metadata())?);
@@ -106,6 +145,9 @@ impl Engine {
             check_companion_vocabulary(draft, &model_name(&view), &tokenizer)?;
         }
         let executor = ModelExecutor::with_companion(&view, backend, options, companion.as_ref())?;
+        if let Some(projector) = &projector {
+            check_projector(projector, &executor)?;
+        }
         // Both models have the same context size.
         let draft_options = EngineOptions { num_ctx: Some(executor.info.n_ctx), ..options.clone() };
         if draft.is_some() || companion.is_some() {
@@ -139,16 +181,19 @@ impl Engine {
                 output_rows: executor.output_rows(),
                 prompt_logits_rows: executor.prompt_logits_rows(MAX_SCORED_LOGITS),
                 max_bit_exact_rows: executor.backend.max_bit_exact_rows(),
+                media_width: executor.model.media_width(),
             },
         );
         let stats = Arc::new(Mutex::new(Stats::default()));
         let (commands, receiver) = channel();
+        let tower = projector.as_ref().map(|projector| Arc::clone(projector.tower()));
         let engine_loop = EngineLoop::new(
             executor,
             Arc::clone(&tokenizer),
             Arc::clone(&stats),
             scheduler,
             speculator,
+            MediaEncoder::new(projector, options.media_cache_bytes),
         );
         let thread = std::thread::Builder::new()
             .name(THREAD.into())
@@ -167,6 +212,7 @@ impl Engine {
             drafters,
             masks,
             next_id,
+            tower,
             thread,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -175,6 +221,11 @@ impl Engine {
     /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.inner.tokenizer
+    }
+
+    /// The vision tower, if the model has one.
+    pub fn tower(&self) -> Option<&Arc<VisionTower>> {
+        self.inner.tower.as_ref()
     }
 
     /// Properties of the model.
@@ -233,6 +284,7 @@ impl Engine {
             return Err(EngineError::CannotGenerate);
         }
         self.check_vocabulary(&request.prompt, request.context_in(info.n_ctx))?;
+        self.check_media(request)?;
         if info.start.is_some() {
             if request.prompt_logprobs.is_some() {
                 return Err(EngineError::CannotScorePrompt);
@@ -349,11 +401,32 @@ impl Engine {
             _ if tokens.len() > n_ctx => {
                 Err(EngineError::PromptTooLong { tokens: tokens.len(), n_ctx })
             }
-            _ => match tokens.iter().find(|&&t| t as usize >= n_vocab) {
+            _ => match tokens.iter().find(|&&t| t as usize >= n_vocab && t != NO_TOKEN) {
                 Some(&token) => Err(EngineError::UnknownToken { token, n_vocab }),
                 None => Ok(()),
             },
         }
+    }
+
+    /// Checks that each medium of a request is at rows of the prompt without a token.
+    fn check_media(&self, request: &Request) -> Result<(), EngineError> {
+        let mut rows = request.prompt.clone();
+        for medium in &request.media {
+            let place = rows.get_mut(medium.first..medium.first.saturating_add(medium.layout.rows));
+            let place = place.filter(|place| place.iter().all(|token| *token == NO_TOKEN));
+            place.ok_or(EngineError::MediaPlaces)?.fill(0);
+        }
+        if rows.contains(&NO_TOKEN) {
+            return Err(EngineError::MediaPlaces);
+        }
+        let has_media = !request.media.is_empty();
+        if has_media && self.inner.tower.is_none() {
+            return Err(EngineError::NoMedia);
+        }
+        if has_media && request.prompt_logprobs.is_some() {
+            return Err(EngineError::CannotScoreMedia);
+        }
+        Ok(())
     }
 
     fn next_id(&self) -> RequestId {

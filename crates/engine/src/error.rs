@@ -87,6 +87,17 @@ pub enum EngineError {
     /// The model is an encoder and cannot generate.
     #[error("this is an embedding model, it does not generate text")]
     CannotGenerate,
+    /// A picture does not fit the vision tower.
+    #[error(transparent)]
+    TowerInput(#[from] puna_models::TowerInputError),
+    /// The media of a request do not match its prompt.
+    #[error("the media of the request are not at the places that its prompt has for them")]
+    MediaPlaces,
+    /// An option cannot be used with media.
+    #[error(
+        "log-probabilities of the prompt (prompt_logprobs) are not available for prompts with pictures: leave the option out"
+    )]
+    CannotScoreMedia,
     /// The model takes no rows of media in this kind of step.
     #[error("this model takes no pictures")]
     NoMedia,

@@ -13,6 +13,7 @@ use crate::config::ModelInfo;
 use crate::constraint::{ConstrainedSampler, NextTokenLimits, SamplingError};
 use crate::error::NOT_A_NUMBER;
 use crate::kv::PAGE_TOKENS;
+use crate::media::NO_TOKEN;
 use crate::output::{Emit, OutputStream};
 use crate::repetition::Repetition;
 use crate::request::{
@@ -68,7 +69,8 @@ pub(crate) fn sampler_of(
     sampling.logit_bias.extend(never.map(|token| (token, f32::NEG_INFINITY)));
     let vocab: Arc<dyn Vocab> = Arc::new(SamplerVocab(Arc::clone(tokenizer)));
     let mut sampler = Sampler::with_vocab(&sampling, n_vocab, &vocab);
-    request.prompt.iter().for_each(|&token| sampler.accept(token));
+    let tokens = request.prompt.iter().filter(|token| **token != NO_TOKEN);
+    tokens.for_each(|&token| sampler.accept(token));
     sampler
 }
 
@@ -87,7 +89,9 @@ impl Generation {
         let decoder = tokenizer.decoder().with_visible_tokens(&request.visible_control_tokens);
         // Text generated after an encoder's prompt starts a new text.
         let decoder = if info.start.is_some() { decoder.at_start() } else { decoder };
-        let speculation = request.speculation.unwrap_or(Speculation::OFF);
+        // Drafters know tokens only.
+        let has_media = !request.media.is_empty();
+        let speculation = request.speculation.filter(|_| !has_media).unwrap_or(Speculation::OFF);
         Self {
             id,
             sampler,

@@ -22,8 +22,10 @@ mod fair_shares;
 mod generation;
 mod kv;
 mod media;
+mod media_cache;
 mod memory_plan;
 mod output;
+mod projector;
 mod repetition;
 mod request;
 mod scheduler;
@@ -34,12 +36,13 @@ mod vocab;
 pub use config::{EngineOptions, MemoryReport, ModelInfo};
 pub use diffusion::CONTEXT as DIFFUSION_CONTEXT;
 pub use embed_queue::{EmbedCallback, RerankCallback};
-pub use engine::{Engine, THREAD};
+pub use engine::{Companions, Engine, THREAD};
 pub use error::EngineError;
 pub use evaluator::{Evaluator, Outputs, SequenceInput};
 pub use kv::PAGE_TOKENS;
 pub use media::{MediumLayout, NO_TOKEN, PlacedMedium};
 pub use memory_plan::{check_draft, check_model, plan_memory, plan_memory_with_draft};
+pub use projector::{EncoderPicture, Projector, picture_layout};
 pub use puna_graph::{AdapterScales, KvType};
 pub use puna_models::{
     Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion, is_supported_architecture,
@@ -47,7 +50,7 @@ pub use puna_models::{
 };
 pub use request::{
     AnswerStage, CacheNamespace, Diffusion, Event, FinishReason, GenerationStats, Piece,
-    PromptToken, PublicPrefix, Request, RequestId, Sink,
+    PromptMedium, PromptToken, PublicPrefix, Request, RequestId, Sink,
 };
 pub use speculate::model::DraftModel;
 pub use speculate::{DraftCounts, DraftStats, Speculation};

@@ -1,9 +1,12 @@
 //! Media in a sequence: rows of a tower in the place of tokens.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use puna_graph::{AXES, Segment, StepInput};
+
+use crate::projector::EncoderPicture;
 
 /// Token id of the rows of media in the steps of an [`crate::Evaluator`].
 pub const NO_TOKEN: u32 = StepInput::NO_TOKEN;
@@ -47,12 +50,47 @@ pub struct PlacedMedium {
     pub layout: MediumLayout,
     /// The rows, one after the other; `None` until the tower has made them.
     pub rows: Option<Arc<Vec<f32>>>,
+    /// Hash of the content, and the picture that the tower reads.
+    pub source: Option<(u128, Arc<EncoderPicture>)>,
 }
 
 impl PlacedMedium {
     fn indices(&self) -> Range<usize> {
         self.first..self.first + self.layout.rows
     }
+}
+
+/// First number of a medium; smaller ones are tokens.
+const FIRST_MEDIUM: u32 = 1 << 31;
+/// Largest number of contents that keep their number. A content beyond gets another number later,
+/// so its cached prefixes are not found.
+const MAX_NUMBERS: usize = 1 << 16;
+
+/// Numbers of media in the place of tokens. Equal contents have equal numbers, so that the prefix
+/// tree finds prompts with the same media.
+#[derive(Debug, Default)]
+pub struct MediaNumbers {
+    known: HashMap<u128, u32>,
+    count: u32,
+}
+
+impl MediaNumbers {
+    /// The number of a content.
+    pub fn number(&mut self, content: u128) -> u32 {
+        if self.known.len() >= MAX_NUMBERS {
+            self.known.clear();
+        }
+        let count = &mut self.count;
+        *self.known.entry(content).or_insert_with(|| {
+            *count = (*count + 1) % (FIRST_MEDIUM - 1);
+            FIRST_MEDIUM + *count
+        })
+    }
+}
+
+/// The token id in a step: none for a row of a medium.
+pub fn step_token(token: u32) -> u32 {
+    if token >= FIRST_MEDIUM { StepInput::NO_TOKEN } else { token }
 }
 
 /// The media of a sequence, in order.
@@ -116,15 +154,39 @@ impl SequenceMedia {
         }
     }
 
-    /// The first medium without rows that ends behind the first `computed` tokens.
-    pub fn first_missing(&self, computed: usize) -> Option<usize> {
+    /// Number of the first medium without rows that ends behind the first `computed` tokens.
+    fn first_missing(&self, computed: usize) -> Option<usize> {
         let is_missing = |medium: &PlacedMedium| medium.rows.is_none();
         self.0.iter().position(|medium| is_missing(medium) && medium.indices().end > computed)
     }
 
-    /// Sets the rows of a medium.
-    pub fn set_rows(&mut self, number: usize, rows: Arc<Vec<f32>>) {
-        self.0[number].rows = Some(rows);
+    /// Different pictures without rows that end behind the first `computed` tokens: the next one,
+    /// and those of its size behind it, at most as many as have `max_pixels` together.
+    pub fn missing(&self, computed: usize, max_pixels: usize) -> Vec<(u128, Arc<EncoderPicture>)> {
+        let Some(first) = self.first_missing(computed) else { return Vec::new() };
+        let mut found: Vec<(u128, Arc<EncoderPicture>)> = Vec::new();
+        for medium in self.0[first..].iter().filter(|medium| medium.rows.is_none()) {
+            let Some((content, picture)) = &medium.source else { continue };
+            let size = |picture: &EncoderPicture| (picture.width, picture.height);
+            let fits = found.first().is_none_or(|(_, first)| {
+                let pixels = (found.len() + 1) * picture.width * picture.height;
+                size(first) == size(picture) && pixels <= max_pixels
+            });
+            if fits && found.iter().all(|(known, _)| known != content) {
+                found.push((*content, Arc::clone(picture)));
+            }
+        }
+        found
+    }
+
+    /// Sets the rows of all media with this content. Their pixels are not needed any more.
+    pub fn set_rows(&mut self, content: u128, rows: &Arc<Vec<f32>>) {
+        for medium in &mut self.0 {
+            if let Some((_, picture)) = medium.source.as_mut().filter(|(own, _)| *own == content) {
+                *picture = Arc::default();
+                medium.rows = Some(Arc::clone(rows));
+            }
+        }
     }
 
     /// Number of the next tokens, at most `count` behind the first `computed` ones, that a step
@@ -172,7 +234,7 @@ mod tests {
     fn medium(first: usize, rows: usize, columns: Option<usize>) -> PlacedMedium {
         let values = (0..rows * 2).map(|value| (100 * first + value) as f32).collect();
         let layout = MediumLayout { rows, columns, sees_itself: true };
-        PlacedMedium { first, layout, rows: Some(Arc::new(values)) }
+        PlacedMedium { first, layout, rows: Some(Arc::new(values)), source: None }
     }
 
     #[test]

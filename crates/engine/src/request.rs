@@ -1,11 +1,14 @@
 //! Requests to the engine and the events that it returns.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use puna_graph::AdapterScales;
 use puna_models::UnmaskOrder;
 use puna_sampler::{Grammar, Params};
 
+use crate::media::MediumLayout;
+use crate::projector::EncoderPicture;
 use crate::speculate::{DraftStats, Speculation};
 
 /// Number of a request.
@@ -28,11 +31,26 @@ pub struct PublicPrefix {
     pub namespace: CacheNamespace,
 }
 
+/// A medium of a prompt.
+#[derive(Debug, Clone)]
+pub struct PromptMedium {
+    /// Index of its first row. The prompt has [`crate::NO_TOKEN`] for each row.
+    pub first: usize,
+    /// Positions and visibility of its rows.
+    pub layout: MediumLayout,
+    /// Hash of the content and of all options that change the rows.
+    pub content: u128,
+    /// The picture for the tower.
+    pub picture: Arc<EncoderPicture>,
+}
+
 /// A generation request.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The prompt, including special tokens.
     pub prompt: Vec<u32>,
+    /// The media of the prompt, in order.
+    pub media: Vec<PromptMedium>,
     /// Sampling parameters.
     pub sampling: Params,
     /// Stop strings; they are not part of the answer.
@@ -76,6 +94,7 @@ impl Request {
     pub fn new(prompt: Vec<u32>, sampling: Params) -> Self {
         Self {
             prompt,
+            media: Vec::new(),
             sampling,
             stop: Vec::new(),
             max_tokens: None,

@@ -32,10 +32,11 @@ impl EngineLoop {
         let drafts = self.draft(plan)?;
         let (input, sequences) = self.scheduler.step_input(plan, drafts);
         let kind = plan.kind();
+        let computed = if input.inputs.is_empty() { kind } else { StepKind::MediaLogits };
         // Compiled before the timing starts.
-        self.executor.prepare(kind, &input)?;
+        self.executor.prepare(computed, &input)?;
         let start = Instant::now();
-        let cols = self.executor.run(kind, &input)?.ok_or(EngineError::CannotGenerate)?;
+        let cols = self.executor.run(computed, &input)?.ok_or(EngineError::CannotGenerate)?;
         let seconds = start.elapsed().as_secs_f64();
         let prompt_rows = sequences.iter().filter(|s| s.prompt).map(|s| s.rows).sum();
         self.scheduler.record_prefill(prompt_rows, seconds);

@@ -4,6 +4,7 @@
 mod embed_pacing;
 mod emit;
 mod execute;
+mod media;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use puna_tokenizer::Tokenizer;
 
 use self::embed_pacing::EmbedPacing;
+pub use self::media::MediaEncoder;
 use crate::diffusion::{DiffusionSequence, DiffusionSequences};
 use crate::embed_queue::{EmbedQueue, EmbedRequest};
 use crate::executor::ModelExecutor;
@@ -55,6 +57,7 @@ pub struct EngineLoop {
     embeds: EmbedQueue,
     embed_pacing: EmbedPacing,
     speculator: Speculator,
+    media: MediaEncoder,
 }
 
 impl EngineLoop {
@@ -64,6 +67,7 @@ impl EngineLoop {
         stats: Arc<Mutex<Stats>>,
         scheduler: Scheduler,
         speculator: Speculator,
+        media: MediaEncoder,
     ) -> Self {
         Self {
             executor,
@@ -75,6 +79,7 @@ impl EngineLoop {
             embeds: EmbedQueue::default(),
             embed_pacing: EmbedPacing::default(),
             speculator,
+            media,
         }
     }
 
@@ -86,8 +91,9 @@ impl EngineLoop {
             self.embed_pacing.record_generation(start.elapsed());
             let embedded = (!generated || self.embed_pacing.is_due()) && self.embed();
             let denoised = self.denoise();
+            let encoded = self.encode_media();
             self.publish_stats();
-            let progressed = generated || embedded || denoised;
+            let progressed = generated || embedded || denoised || encoded;
             if !progressed && !self.is_idle() && !self.wait_for_command(commands) {
                 break;
             }
@@ -210,7 +216,9 @@ impl EngineLoop {
     fn handle_command(&mut self, command: Command) -> bool {
         match command {
             Command::Submit(sequence) => {
-                let (state, generation) = *sequence;
+                let (mut state, mut generation) = *sequence;
+                let media = std::mem::take(&mut generation.request.media);
+                state.place_media(&media, &mut self.media.numbers);
                 self.generations.insert(state.id, generation);
                 self.scheduler.add(state);
             }

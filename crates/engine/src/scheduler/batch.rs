@@ -132,7 +132,7 @@ impl Scheduler {
             // repeated prompt gets the same bits. A short rest that is bit-exact with it is not
             // split.
             let max = if left > max_exact_rows { left - 1 } else { left };
-            let mut rows = max.min(budget);
+            let mut rows = s.media.step_tokens(s.computed, max.min(budget));
             if has_states {
                 // State checkpoints are made between steps.
                 let checkpoint = s.pages.next_checkpoint(s.computed, s.tokens.len());
@@ -147,7 +147,7 @@ impl Scheduler {
                 results = results.saturating_sub(1);
             }
             if rows > 0 {
-                budget -= rows;
+                budget = budget.saturating_sub(rows);
                 chosen.push(PlannedRows { id: s.id, rows });
             }
         }
@@ -169,7 +169,10 @@ impl Scheduler {
     }
 
     /// The ready sequences that pass `filter`, least-served client first.
-    fn least_served(&self, filter: impl Fn(&SequenceState) -> bool) -> Vec<&SequenceState> {
+    pub(super) fn least_served(
+        &self,
+        filter: impl Fn(&SequenceState) -> bool,
+    ) -> Vec<&SequenceState> {
         let mut sequences: Vec<_> =
             self.running.iter().filter(|s| s.is_ready && filter(s)).collect();
         sequences

@@ -20,12 +20,15 @@ mod temporary_pages;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use puna_models::StepKind;
 
 use crate::fair_shares::FairShares;
 use crate::kv::{PAGE_TOKENS, PagePool, SequencePages};
-use crate::request::RequestId;
+use crate::media_cache::MediumKey;
+use crate::projector::EncoderPicture;
+use crate::request::{CacheNamespace, RequestId};
 
 use decode_cost::DecodeCost;
 
@@ -47,6 +50,8 @@ pub struct SchedulerLimits {
     pub prompt_logits_rows: usize,
     /// Largest batch for which each row's result is bit-identical to running that row alone.
     pub max_bit_exact_rows: usize,
+    /// Columns of the rows of media.
+    pub media_width: usize,
 }
 
 /// Work of one step, and what changed before it.
@@ -89,6 +94,15 @@ pub struct Shift {
     pub tokens: Vec<u32>,
     /// Number of dropped tokens.
     pub dropped: usize,
+}
+
+/// Pictures of a sequence without rows.
+#[derive(Debug)]
+pub struct MissingMedia {
+    pub id: RequestId,
+    pub namespace: CacheNamespace,
+    /// Hashes of the contents, and the pictures.
+    pub pictures: Vec<(u128, Arc<EncoderPicture>)>,
 }
 
 /// Rows of one sequence in a step.
@@ -241,6 +255,22 @@ impl Scheduler {
         self.running.iter().find(|s| s.id == id)
     }
 
+    /// Pictures of one size that the prompt of a running sequence needs next, at most as many as
+    /// have `max_pixels` together. The client with the least prompt rows so far is first.
+    pub fn missing_media(&self, max_pixels: usize) -> Option<MissingMedia> {
+        let sequences = self.least_served(|s| !s.media.missing(s.computed, max_pixels).is_empty());
+        let s = *sequences.first()?;
+        let pictures = s.media.missing(s.computed, max_pixels);
+        Some(MissingMedia { id: s.id, namespace: s.cache_scope.namespace, pictures })
+    }
+
+    /// Sets the rows of a medium in all running sequences of its owner.
+    pub fn set_media_rows(&mut self, key: &MediumKey, rows: &Arc<Vec<f32>>) {
+        let of_owner = |s: &&mut SequenceState| s.cache_scope.namespace == key.namespace;
+        let sequences = self.running.iter_mut().filter(of_owner);
+        sequences.for_each(|s| s.media.set_rows(key.content, rows));
+    }
+
     /// The running sequences and all pages.
     pub fn running_mut(&mut self) -> (&mut [SequenceState], &mut PagePool) {
         (&mut self.running, &mut self.pages)
@@ -274,16 +304,23 @@ impl Scheduler {
     /// Finds the cached prefix of a sequence, and sets its pages. The last token is always
     /// computed, since its logits are needed.
     fn start(&mut self, sequence: &mut SequenceState) -> Start {
-        let cacheable = &sequence.tokens[..sequence.cacheable()];
-        let others = self.running.iter().map(|s| (&s.pages, &s.tokens[..s.computed]));
-        let (pages, cached) = SequencePages::start_from_cache(
-            &mut self.pages,
-            &sequence.cache_scope,
-            cacheable,
-            others,
-        );
-        (sequence.pages, sequence.computed) = (pages, cached);
-        Start { id: sequence.id, cached }
+        let mut cacheable = sequence.cacheable();
+        loop {
+            let others = self.running.iter().map(|s| (&s.pages, &s.tokens[..s.computed]));
+            let (pages, cached) = SequencePages::start_from_cache(
+                &mut self.pages,
+                &sequence.cache_scope,
+                &sequence.tokens[..cacheable],
+                others,
+            );
+            // A prefix that ends within a medium is found again up to the medium.
+            let Some(cut) = sequence.media.cut_medium(cached) else {
+                (sequence.pages, sequence.computed) = (pages, cached);
+                return Start { id: sequence.id, cached };
+            };
+            pages.release(&mut self.pages, &sequence.tokens[..cached]);
+            cacheable = cut;
+        }
     }
 
     /// Moves the pages of a sequence to the prefix tree.

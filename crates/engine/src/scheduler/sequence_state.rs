@@ -1,17 +1,22 @@
 //! Scheduling state of a sequence.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::kv::{CacheScope, PrefixTreeKey, SequencePages};
-use crate::request::{Request, RequestId};
+use crate::media::{MediaNumbers, PlacedMedium, SequenceMedia, step_token};
+use crate::request::{PromptMedium, Request, RequestId};
 
 /// A waiting or running sequence: its tokens, its pages, and its place in the queue.
 #[derive(Debug, Default)]
 pub struct SequenceState {
     pub id: RequestId,
     pub client: u64,
-    /// Tokens of the context: prompt and generated tokens.
+    /// Tokens of the context: prompt and generated tokens. The rows of a medium have the number of
+    /// its content ([`crate::media::MediaNumbers`]).
     pub tokens: Vec<u32>,
+    /// The media of the prompt.
+    pub media: SequenceMedia,
     /// Number of tokens in the KV cache.
     pub computed: usize,
     /// Number of generated tokens, including tokens that a context shift dropped.
@@ -54,9 +59,21 @@ impl SequenceState {
                 public_prefix: request.public_prefix,
             },
             context: request.context_in(n_ctx),
-            kept_by_shift: request.shift.then_some(request.keep),
+            // A shift would move or cut media.
+            kept_by_shift: (request.shift && request.media.is_empty()).then_some(request.keep),
             to_score: request.prompt_logprobs.map_or(0, |_| request.prompt.len()),
             ..Self::default()
+        }
+    }
+
+    /// Gives the rows of each medium the number of its content.
+    pub fn place_media(&mut self, media: &[PromptMedium], numbers: &mut MediaNumbers) {
+        for medium in media {
+            let PromptMedium { first, layout, content, ref picture } = *medium;
+            let number = numbers.number(content);
+            self.tokens[first..first + layout.rows].fill(number);
+            let source = Some((content, Arc::clone(picture)));
+            self.media.push(PlacedMedium { first, layout, rows: None, source });
         }
     }
 
@@ -121,7 +138,7 @@ impl SequenceState {
         dropped
     }
 
-    /// Prompt and generated tokens, without the decoder's start token.
+    /// Prompt and generated tokens, with [`crate::NO_TOKEN`] for rows of media, without the decoder's start token.
     pub fn text(&self) -> Vec<u32> {
         let encoder_tokens = self.cache_scope.key.encoder_input.len();
         let first_generated = self.min_kept_tokens();
@@ -129,6 +146,7 @@ impl SequenceState {
             .iter()
             .chain(&self.tokens[first_generated..])
             .copied()
+            .map(step_token)
             .collect()
     }
 }

@@ -14,6 +14,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
     output_rows: 4,
     prompt_logits_rows: 32,
     max_bit_exact_rows: 1,
+    media_width: 0,
 };
 
 fn scheduler(pages: usize, limits: SchedulerLimits) -> Scheduler {

@@ -19,8 +19,8 @@ use super::{Draft, DraftCounts, DraftKind, DraftStats, Drafter, Speculation};
 use crate::engine::Drafters;
 use crate::kv::PAGE_TOKENS;
 use crate::{
-    DraftModel, Engine, EngineError, EngineOptions, Event, FinishReason, Request, plan_memory,
-    plan_memory_with_draft,
+    Companions, DraftModel, Engine, EngineError, EngineOptions, Event, FinishReason, Request,
+    plan_memory, plan_memory_with_draft,
 };
 
 const ALWAYS: Speculation = Speculation { always: true, ..Speculation::AUTO };
@@ -70,7 +70,7 @@ fn backend() -> Box<CpuBackend> {
 }
 
 fn open(model: &str, options: &EngineOptions, drafters: Drafters) -> Engine {
-    Engine::start(view(model), backend(), options, None, drafters).unwrap()
+    Engine::start(view(model), backend(), options, Companions::default(), drafters).unwrap()
 }
 
 fn open_with_draft(

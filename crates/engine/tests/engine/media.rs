@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend, kernels};
 use puna_engine::{
-    EngineOptions, Evaluator, KvType, MediumLayout, NO_TOKEN, Outputs, PlacedMedium, SequenceInput,
+    CacheNamespace, Companions, EncoderPicture, Engine, EngineOptions, Evaluator, Event, KvType,
+    MediumLayout, NO_TOKEN, Outputs, PlacedMedium, Projector, PromptMedium, Request, SequenceInput,
+    picture_layout,
 };
 use serde_json::Value;
 
-use super::file;
+use super::{file, greedy};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/vision")
@@ -24,10 +26,20 @@ fn array(name: &str) -> Vec<f32> {
     values.map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()
 }
 
+/// The pixels of an entry's picture. Entries without a file have the pixels of an earlier one.
+fn picture(pixels: &Value) -> Arc<EncoderPicture> {
+    let side = |at: usize| pixels["shape"][at].as_u64().unwrap() as usize;
+    let planes = pixels["file"].as_str().map(array).unwrap_or_default();
+    Arc::new(EncoderPicture { width: side(3), height: side(2), planes })
+}
+
 /// A prompt with pictures, and its reference.
 struct Case {
     tokens: Vec<u32>,
+    /// The pictures with the reference's rows.
     media: Vec<PlacedMedium>,
+    /// The same pictures for the tower.
+    pictures: Vec<Arc<EncoderPicture>>,
     /// Logits of the last tokens.
     logits: Vec<Vec<f64>>,
     /// Largest difference.
@@ -52,15 +64,18 @@ impl Case {
             let sees_itself = chunk["non_causal"].as_bool().unwrap();
             let layout = MediumLayout { rows, columns, sees_itself };
             let rows = array(embeddings.next().unwrap()["file"].as_str().unwrap());
-            media.push(PlacedMedium { first: tokens.len(), layout, rows: Some(Arc::new(rows)) });
+            let rows = Some(Arc::new(rows));
+            media.push(PlacedMedium { first: tokens.len(), layout, rows, source: None });
             tokens.extend(vec![NO_TOKEN; layout.rows]);
         }
         let row = |row: &Value| -> Vec<f64> {
             row.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
         };
+        let pictures = case["pixels"].as_array().unwrap().iter().map(picture);
         Self {
             tokens,
             media,
+            pictures: pictures.collect(),
             logits: case["logits"].as_array().unwrap().iter().map(row).collect(),
             tolerance: case["logits_tolerance"].as_f64().unwrap()
                 * case["logits_std"].as_f64().unwrap(),
@@ -159,4 +174,109 @@ fn text_models_answer_about_the_rows_of_pictures() {
         }
     }
     assert!(compared > 200, "{compared}");
+}
+
+/// An engine with the tower of an entry.
+fn engine(name: &str) -> Engine {
+    let backend = || {
+        let config = Config { threads: Some(2), ..Config::default() };
+        Box::new(CpuBackend::new(&config).unwrap())
+    };
+    let view = |kind: &str| file(&format!("tests/data/vision/{name}-{kind}.gguf"));
+    let projector = Some(Projector::open(&view("mmproj"), backend()).unwrap());
+    let options = EngineOptions {
+        num_ctx: Some(1024),
+        cache_k: KvType::F32,
+        cache_v: KvType::F32,
+        ..EngineOptions::default()
+    };
+    let companions = Companions { projector, ..Companions::default() };
+    Engine::open_with_companions(view("text"), backend(), &options, companions).unwrap()
+}
+
+impl Case {
+    /// A request for the first token of the answer.
+    fn request(&self, engine: &Engine) -> Request {
+        let tower = engine.tower().unwrap();
+        let media = self.media.iter().zip(&self.pictures).map(|(placed, picture)| {
+            let layout = picture_layout(tower, picture.width, picture.height).unwrap();
+            assert_eq!(
+                (layout.rows, layout.sees_itself),
+                (placed.layout.rows, placed.layout.sees_itself)
+            );
+            let content = picture.planes.iter().fold(1u128, |hash, value| {
+                hash.wrapping_mul(0x0100_0000_01b3).wrapping_add(u128::from(value.to_bits()))
+            });
+            PromptMedium { first: placed.first, layout, content, picture: Arc::clone(picture) }
+        });
+        Request {
+            media: media.collect(),
+            max_tokens: Some(1),
+            logprobs: Some(0),
+            ..Request::new(self.tokens.clone(), greedy())
+        }
+    }
+
+    /// Log-probability of the likeliest first token of the answer.
+    fn expected(&self) -> (u32, f64) {
+        let last = self.logits.last().unwrap();
+        let largest = last.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = last.iter().map(|logit| (logit - largest).exp()).sum();
+        let best = last.iter().position(|logit| *logit == largest).unwrap();
+        (best as u32, -sum.ln())
+    }
+}
+
+/// The first token of an answer, its log-probability, and the number of cached prompt tokens.
+fn answer(engine: &Engine, request: Request) -> (u32, f64, usize) {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let sink = move |event: Event| sender.send(event).is_ok();
+    engine.submit(request, Box::new(sink)).unwrap();
+    let mut first = None;
+    loop {
+        match receiver.recv().unwrap() {
+            Event::Piece(piece) => {
+                let logprob = piece.logprobs.map_or(0.0, |all| f64::from(all.logprob));
+                first.get_or_insert((piece.token, logprob));
+            }
+            Event::Done(stats) => {
+                let (token, logprob) = first.unwrap();
+                return (token, logprob, stats.cached_tokens);
+            }
+            Event::Failed(error) | Event::Refused(error) => panic!("{error}"),
+            Event::Prefill { .. } | Event::Prompt(_) => {}
+        }
+    }
+}
+
+#[test]
+fn engines_answer_about_pictures() {
+    let mut compared = 0;
+    for (text, cases) in entries() {
+        let name = text.strip_suffix("-text.gguf").unwrap();
+        let engine = engine(name);
+        for (number, case) in cases.iter().enumerate() {
+            // Entries with many tiles have some of their pixels.
+            if case.pictures.iter().any(|picture| picture.planes.is_empty()) {
+                continue;
+            }
+            let at = format!("{name}, case {number}");
+            let (token, logprob) = case.expected();
+            // Cases begin with the same tokens.
+            let request = |client| Request {
+                cache_namespace: CacheNamespace(2 * number as u128 + client),
+                ..case.request(&engine)
+            };
+            let first = answer(&engine, request(0));
+            assert_eq!((first.0, first.2), (token, 0), "{at}");
+            assert!((first.1 - logprob).abs() <= 3.0 * case.tolerance, "{at}: {first:?} {logprob}");
+            // The prompt is cached, all but its last token.
+            let again = answer(&engine, request(0));
+            assert_eq!((again.0, again.2), (token, case.tokens.len() - 1), "{at}");
+            assert_eq!(again.1.to_bits(), first.1.to_bits(), "{at}");
+            assert_eq!(answer(&engine, request(1)), first, "{at}, another client");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 20, "{compared}");
 }

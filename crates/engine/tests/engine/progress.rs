@@ -120,6 +120,7 @@ fn long_text() -> Vec<u32> {
 }
 
 const CHUNKED: EngineOptions = EngineOptions {
+    media_cache_bytes: 0,
     adapters: Vec::new(),
     num_ctx: None,
     num_batch: 64,

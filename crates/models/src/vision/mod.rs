@@ -61,6 +61,8 @@ struct LoadedTower {
 
 /// A vision tower, ready for a backend.
 pub struct VisionTower {
+    /// Name of the family.
+    name: &'static str,
     tower: LoadedTower,
     weights: Vec<Weight>,
     ropes: Vec<Rope>,
@@ -89,7 +91,7 @@ impl VisionTower {
         let mut weights = Weights::new(view);
         let tower = (entry.load)(&keys, &mut weights)?;
         let result = tower.graph.result().map_or(0, |result| tower.graph.value(result).cols);
-        Ok(Self { tower, weights: weights.tensors, ropes: weights.ropes, width: result })
+        Ok(Self { name: entry.name, tower, weights: weights.tensors, ropes: weights.ropes, width: result })
     }
 
     /// Tensors in the order of the graph's ids.
@@ -110,6 +112,24 @@ impl VisionTower {
     /// Columns of the rows of a picture.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// Rows and columns of the tokens of a picture of this size in pixels.
+    ///
+    /// # Errors
+    /// The size is not a multiple of the size of a token.
+    pub fn token_grid(&self, width: usize, height: usize) -> Result<[usize; 2], TowerInputError> {
+        self.tower.layout.tokens(width, height)
+    }
+
+    /// Whether the rows of a picture see each other in the text model. The text models of the
+    /// smaller Gemma 4 stay causal.
+    pub fn rows_see_each_other(&self) -> bool {
+        match self.name {
+            "gemma3" | "gemma4uv" => true,
+            "gemma4v" => ![1536, 2560].contains(&self.width),
+            _ => false,
+        }
     }
 
     /// Number of rows that a picture of this size in pixels has in the text model.
