@@ -91,6 +91,7 @@ impl Preparer {
         }
         let public_prefix = self.public_prefix(&handle, &task, &tokens.tokens);
         let request = Request {
+            media: Vec::new(),
             prompt: tokens.tokens,
             sampling,
             max_tokens: limits.tokens,
