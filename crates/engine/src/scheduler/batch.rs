@@ -187,11 +187,14 @@ impl Scheduler {
         let (target, min) = match self.running.iter().any(SequenceState::is_decoding) {
             true => match self.prompt_share(decoding).filter(|_| decoding > 0) {
                 Some(share) => {
-                    let saved = self.prompt_credit + share;
+                    let max = STEP_TARGET.as_secs_f64();
+                    // New prompts of other clients may use the time of a step in advance.
+                    let advance = if share.has_new_clients { max } else { 0.0 };
+                    let saved = self.prompt_credit + share.seconds + advance;
                     if saved < self.min_prompt_seconds() {
                         return 0;
                     }
-                    (saved.min(STEP_TARGET.as_secs_f64()), MIN_CHUNK)
+                    (saved.min(max), MIN_CHUNK)
                 }
                 None => (STEP_TARGET.as_secs_f64(), MIN_CHUNK),
             },
@@ -229,13 +232,13 @@ impl Scheduler {
         let Some(share) = self.prompt_share(decoding).filter(|_| decoding > 0) else { return };
         let spent = (all - decoding) as f64 / self.prefill_rate.max(1.0);
         let max = STEP_TARGET.as_secs_f64();
-        self.prompt_credit = (self.prompt_credit + share - spent).clamp(-max, max);
+        self.prompt_credit = (self.prompt_credit + share.seconds - spent).clamp(-max, max);
     }
 
-    /// Seconds of prompts for each step with `rows` decoding sequences, on average. A client that
+    /// Share of prompts in each step with `rows` decoding sequences, on average. A client that
     /// only decodes is at most as many times slower as there are clients. `None` if no client only
     /// decodes, or if the time of steps is not known yet.
-    fn prompt_share(&self, rows: usize) -> Option<f64> {
+    fn prompt_share(&self, rows: usize) -> Option<PromptShare> {
         let mut decoding = HashMap::<u64, usize>::new();
         let mut prompting = HashSet::new();
         for s in self.running.iter().filter(|s| s.is_ready) {
@@ -250,6 +253,17 @@ impl Scheduler {
         let clients = (decoding.len() + only_prompts) as f64;
         let alone = self.decode_cost.seconds(fewest)?;
         let rest = clients * alone - self.decode_cost.seconds(rows)?;
-        Some(rest.max(only_prompts as f64 * alone).max(MIN_PROMPT_SHARE * alone))
+        Some(PromptShare {
+            seconds: rest.max(only_prompts as f64 * alone).max(MIN_PROMPT_SHARE * alone),
+            has_new_clients: only_prompts > 0,
+        })
     }
+}
+
+/// Time of prompts beside clients that only decode.
+struct PromptShare {
+    /// Seconds for each step, on average.
+    seconds: f64,
+    /// Whether a client has prompts and no decoding sequence.
+    has_new_clients: bool,
 }

@@ -293,24 +293,31 @@ fn prompt_rows(
 fn prompts_leave_clients_that_decode_their_share_of_the_time() {
     let first = |others, prompting, speed| prompt_rows(others, prompting, speed, 1)[0];
     assert_eq!(first(0, 1, (0.040, 1000.0)), 100, "the same client");
-    assert_eq!(first(0, 2, (0.040, 1000.0)), 40);
-    assert_eq!(first(0, 2, (0.500, 1000.0)), 100, "the longest step");
     // Client 3 decodes and has the prompt. With two rows, decoding takes 44 ms of 80 ms.
     assert_eq!(first(1, 3, (0.040, 1000.0)), 36);
-    assert_eq!(first(0, 2, (0.0005, 128_000.0)), 64, "a chunk of an efficient length");
+    assert_eq!(first(1, 3, (0.500, 1000.0)), 100, "the longest step");
+    // A new client has the time of a step in advance, and then half of the time.
+    let rows = prompt_rows(0, 2, (0.040, 1000.0), 20);
+    assert_eq!(rows[0], 100);
+    let all: usize = rows.iter().sum();
+    assert!((860..=940).contains(&all), "{all}");
 }
 
 #[test]
 fn prompts_save_their_share_for_a_chunk_of_an_efficient_length() {
-    // Decoding takes 5 ms, a chunk 25 ms, which is 25 rows: one in five steps has prompt rows.
-    let rows = prompt_rows(0, 2, (0.005, 1000.0), 100);
-    let chunks: Vec<usize> = rows.iter().copied().filter(|rows| *rows > 0).collect();
-    assert_eq!(chunks, [25; 20]);
+    // Decoding takes 5.5 ms of 10 ms, and a chunk of 25 rows 25 ms.
+    let rows = prompt_rows(1, 3, (0.005, 1000.0), 100);
+    let chunks: Vec<usize> = rows.into_iter().filter(|rows| *rows > 0).collect();
+    assert!(chunks.iter().all(|rows| (25..=30).contains(rows)), "{chunks:?}");
+    assert!((420..=475).contains(&chunks.iter().sum::<usize>()), "{chunks:?}");
+    // A chunk of 64 rows is efficient even if it takes 0.5 ms.
+    let rows = prompt_rows(1, 3, (0.0005, 128_000.0), 10);
+    assert!(rows.iter().all(|rows| *rows == 0 || (64..=128).contains(rows)), "{rows:?}");
     // With 20 sequences of client 3, decoding takes 14.5 ms of 10 ms: their own prompts have a
     // quarter of 5 ms, those of another client 5 ms.
     let rows = |prompting| prompt_rows(20, prompting, (0.005, 1000.0), 200).iter().sum::<usize>();
     assert!((225..=275).contains(&rows(3)), "{}", rows(3));
-    assert!((950..=1050).contains(&rows(2)), "{}", rows(2));
+    assert!((1050..=1150).contains(&rows(2)), "{}", rows(2));
 }
 
 /// Runs until all sequences have generated `tokens` tokens. Returns them in the order of their
