@@ -22,5 +22,5 @@ mod picture;
 pub use format::{MediaFormat, MediaType};
 pub use picture::{
     Filter, Normalization, Picture, PictureError, PictureLimits, Placement, Size, decode_picture,
-    picture_size, resize, size_rules,
+    picture_size, resize, size_rules, tiles,
 };

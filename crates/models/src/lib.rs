@@ -45,4 +45,4 @@ pub use model::{
     Model, Pooling, StepKind, check_architecture, check_companion, is_companion,
     is_supported_architecture, known_architectures, known_companions,
 };
-pub use vision::{NormalizedPicture, TowerInputError, VisionTower};
+pub use vision::{NormalizedPicture, PromptPart, TowerInputError, TowerPicture, VisionTower};

@@ -18,6 +18,7 @@ mod resize;
 pub mod size_rules;
 mod tags;
 mod tiff;
+pub mod tiles;
 mod webp;
 mod weights;
 

@@ -15,11 +15,13 @@ mod llava;
 mod patches;
 mod pixtral;
 mod position_table;
+mod preprocess;
 mod qwen_vl;
 mod rope;
 
 use puna_gguf::View;
 use puna_graph::{Graph, Rope, StepInput, Weight};
+use puna_media::Picture;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
@@ -27,6 +29,11 @@ use crate::weights::Weights;
 use patches::{ClassToken, PatchLayout};
 pub use patches::{NormalizedPicture, TowerInputError};
 use position_table::PositionTable;
+use preprocess::Preprocessing;
+pub use preprocess::{PromptPart, TowerPicture};
+
+/// `general.architecture` of projector files.
+const PROJECTOR_ARCHITECTURE: &str = "clip";
 
 /// A family of projectors.
 struct Entry {
@@ -64,6 +71,7 @@ pub struct VisionTower {
     /// Name of the family.
     name: &'static str,
     tower: LoadedTower,
+    preprocessing: Preprocessing,
     weights: Vec<Weight>,
     ropes: Vec<Rope>,
     /// Columns of the result.
@@ -77,6 +85,14 @@ impl VisionTower {
     /// # Errors
     /// The projector type is unknown, or a key or tensor is missing or does not fit.
     pub fn load(view: &View) -> Result<Self, ModelError> {
+        let architecture = view.metadata().architecture()?;
+        if architecture != PROJECTOR_ARCHITECTURE {
+            return Err(ModelError::KeyValue {
+                key: "general.architecture".into(),
+                value: architecture.to_owned(),
+                reason: "a projector file has clip",
+            });
+        }
         let keys = Keys::new(view.metadata())?;
         let name = match keys.opt_str("projector_type")? {
             Some(name) => name,
@@ -91,7 +107,15 @@ impl VisionTower {
         let mut weights = Weights::new(view);
         let tower = (entry.load)(&keys, &mut weights)?;
         let result = tower.graph.result().map_or(0, |result| tower.graph.value(result).cols);
-        Ok(Self { name: entry.name, tower, weights: weights.tensors, ropes: weights.ropes, width: result })
+        let preprocessing = Preprocessing::read(&keys, name, &tower.layout)?;
+        Ok(Self {
+            name: entry.name,
+            tower,
+            preprocessing,
+            weights: weights.tensors,
+            ropes: weights.ropes,
+            width: result,
+        })
     }
 
     /// Tensors in the order of the graph's ids.
@@ -112,6 +136,11 @@ impl VisionTower {
     /// Columns of the rows of a picture.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// Parts of a prompt for a picture: texts, and the pictures that the tower reads.
+    pub fn prompt_parts(&self, picture: &Picture) -> Vec<PromptPart> {
+        self.preprocessing.apply(picture)
     }
 
     /// Rows and columns of the tokens of a picture of this size in pixels.

@@ -1,0 +1,156 @@
+//! Tiles: parts of a large picture that an encoder reads one by one.
+
+use std::num::NonZeroU32;
+
+use super::pixels::{Picture, Size};
+use super::size_rules::{ceil_pad, stretch};
+use super::weights::Filter;
+
+/// A part of a picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PicturePart {
+    /// A tile of a grid. Rows and columns count from 1.
+    Tile {
+        /// Row of the tile.
+        row: u32,
+        /// Column of the tile.
+        column: u32,
+        /// Number of columns.
+        columns: u32,
+    },
+    /// The whole picture.
+    Whole,
+}
+
+/// The candidate that keeps the most pixels of a picture. Of equal ones it is the candidate with
+/// the smallest padding, and of these the first. `None` without candidates.
+pub fn best_candidate(picture: Size, candidates: impl Iterator<Item = Size>) -> Option<Size> {
+    let rating = |candidate: Size| {
+        let scale = (candidate.width as f32 / picture.width as f32)
+            .min(candidate.height as f32 / picture.height as f32);
+        let side = |side: u32| (side as f32 * scale) as u64;
+        let scaled = side(picture.width).saturating_mul(side(picture.height));
+        let kept = scaled.min(picture.pixels());
+        (kept, candidate.pixels().saturating_sub(kept))
+    };
+    candidates.fold(None, |best: Option<Size>, next| {
+        let is_better = best.is_none_or(|best| {
+            let (best, next) = (rating(best), rating(next));
+            next.0 > best.0 || next.0 == best.0 && next.1 < best.1
+        });
+        if is_better { Some(next) } else { best }
+    })
+}
+
+/// Sizes of up to `max` columns and rows of tiles with this side, of which `fits` accepts the
+/// number of columns and rows. Narrow sizes are first.
+pub fn grid_sizes(
+    side: NonZeroU32,
+    max: u32,
+    fits: impl Fn(u32, u32) -> bool,
+) -> impl Iterator<Item = Size> {
+    let all = (1..=max).flat_map(move |columns| (1..=max).map(move |rows| (columns, rows)));
+    let side = side.get();
+    all.filter(move |&(columns, rows)| fits(columns, rows)).map(move |(columns, rows)| {
+        Size::new(columns.saturating_mul(side), rows.saturating_mul(side))
+    })
+}
+
+/// Cuts a picture into square tiles, row by row. Sides that are no multiple of `side` lose the
+/// rest.
+pub fn cut(picture: &Picture, side: NonZeroU32) -> Vec<(PicturePart, Picture)> {
+    let side = side.get();
+    let (columns, rows) = (picture.width() / side, picture.height() / side);
+    let all = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+    all.filter_map(|(row, column)| {
+        let tile = picture.crop(column * side, row * side, Size::square(side))?;
+        Some((PicturePart::Tile { row: row + 1, column: column + 1, columns }, tile))
+    })
+    .collect()
+}
+
+/// Tiles of a picture in the best of some sizes, then the whole picture, stretched to a tile. A
+/// picture that is not larger than a tile has no tiles.
+pub fn tiles_and_whole(
+    picture: &Picture,
+    side: NonZeroU32,
+    filter: Filter,
+    candidates: impl Iterator<Item = Size>,
+) -> Vec<(PicturePart, Picture)> {
+    let size = picture.size();
+    let tile = Size::square(side.get());
+    let is_small = size.width <= side.get() && size.height <= side.get();
+    let best = best_candidate(size, candidates).filter(|_| !is_small);
+    let mut parts = best.map_or_else(Vec::new, |best| {
+        cut(&ceil_pad(size, best).apply(picture, filter, [0; 3]), side)
+    });
+    parts.push((PicturePart::Whole, stretch(tile).apply(picture, filter, [0; 3])));
+    parts
+}
+
+/// Tiles and the whole picture of Idefics 3: the longer side becomes `edge` pixels, then both sides
+/// whole numbers of tiles.
+pub fn tiles_of_longest_edge(
+    picture: &Picture,
+    edge: NonZeroU32,
+    side: NonZeroU32,
+    filter: Filter,
+) -> Vec<(PicturePart, Picture)> {
+    let resized = stretch(even_size(picture.size(), edge)).apply(picture, filter, [0; 3]);
+    let tiles = |pixels: u32| pixels.div_ceil(side.get()).saturating_mul(side.get());
+    let size = Size::new(tiles(resized.width()), tiles(resized.height()));
+    let grid = stretch(size).apply(&resized, filter, [0; 3]);
+    let whole = stretch(Size::square(side.get())).apply(&grid, filter, [0; 3]);
+    let mut parts = cut(&grid, side);
+    parts.push((PicturePart::Whole, whole));
+    parts
+}
+
+/// The size with a longer side of `edge` pixels. The shorter side is even.
+fn even_size(picture: Size, edge: NonZeroU32) -> Size {
+    let aspect = picture.width as f32 / picture.height as f32;
+    let edge = edge.get();
+    let even = |side: f32| (side as u32).next_multiple_of(2).max(2);
+    match picture.width >= picture.height {
+        true => Size::new(edge, even(edge as f32 / aspect)),
+        false => Size::new(even(edge as f32 * aspect), edge),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn side(side: u32) -> NonZeroU32 {
+        NonZeroU32::new(side).unwrap()
+    }
+
+    #[test]
+    fn the_candidate_keeps_the_most_pixels_with_the_least_padding() {
+        let best = |width, height| {
+            let candidates = grid_sizes(side(48), 3, |columns, rows| columns * rows > 1);
+            best_candidate(Size::new(width, height), candidates)
+        };
+        assert_eq!(best(140, 70), Some(Size::new(144, 96)));
+        assert_eq!(best(60, 40), Some(Size::new(96, 96)), "it is not made smaller");
+        assert_eq!(best(10, 400), Some(Size::new(48, 144)));
+        assert_eq!(best_candidate(Size::new(1, 1), std::iter::empty()), None);
+    }
+
+    #[test]
+    fn tiles_come_row_by_row_and_the_whole_picture_last() {
+        let picture = Picture::filled(Size::new(65_535, 1), [1, 2, 3]);
+        let parts = tiles_of_longest_edge(&picture, side(96), side(48), Filter::Lanczos);
+        let expected = [
+            PicturePart::Tile { row: 1, column: 1, columns: 2 },
+            PicturePart::Tile { row: 1, column: 2, columns: 2 },
+            PicturePart::Whole,
+        ];
+        assert_eq!(parts.iter().map(|(part, _)| *part).collect::<Vec<_>>(), expected);
+        assert!(parts.iter().all(|(_, picture)| picture.size() == Size::square(48)));
+        let small = Picture::filled(Size::square(48), [0; 3]);
+        let candidates = || grid_sizes(side(48), 3, |_, _| true);
+        let parts = tiles_and_whole(&small, side(48), Filter::Bicubic, candidates());
+        assert_eq!(parts, [(PicturePart::Whole, small)]);
+    }
+}
