@@ -11,7 +11,7 @@ use crate::config::{EngineOptions, MemoryReport, ModelInfo};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::kv::PAGE_TOKENS;
-use crate::media::{PlacedMedium, SequenceMedia};
+use crate::media::{MediumLayout, PlacedMedium, SequenceMedia};
 
 /// Output rows of a [`SequenceInput`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +98,12 @@ impl Evaluator {
         self.lengths[sequence] = self.lengths[sequence].min(len);
         self.encoder_tokens[sequence] = self.encoder_tokens[sequence].min(len);
         self.media[sequence].truncate(len);
+    }
+
+    /// Number of positions that a medium takes in a sequence of the model.
+    pub fn media_positions(&self, layout: &MediumLayout) -> usize {
+        let has_axes = self.executor.model.ropes().iter().any(|rope| !rope.axes.is_empty());
+        if has_axes { layout.extent() } else { layout.rows }
     }
 
     /// Adds a medium to a sequence, behind its tokens and other media. The steps then have

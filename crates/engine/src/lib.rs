@@ -23,6 +23,7 @@ mod generation;
 mod kv;
 mod media;
 mod media_cache;
+mod media_prompt;
 mod memory_plan;
 mod output;
 mod projector;
@@ -41,12 +42,13 @@ pub use error::EngineError;
 pub use evaluator::{Evaluator, Outputs, SequenceInput};
 pub use kv::PAGE_TOKENS;
 pub use media::{MediumLayout, NO_TOKEN, PlacedMedium};
+pub use media_prompt::MediaPrompt;
 pub use memory_plan::{check_draft, check_model, plan_memory, plan_memory_with_draft};
-pub use projector::{EncoderPicture, Projector, picture_layout};
+pub use projector::{Projector, picture_layout};
 pub use puna_graph::{AdapterScales, KvType};
 pub use puna_models::{
-    Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion, is_supported_architecture,
-    known_architectures,
+    Adapter, ModelError, Pooling, TowerPicture, UnmaskOrder, Unmasking, VisionTower, is_diffusion,
+    is_supported_architecture, known_architectures,
 };
 pub use request::{
     AnswerStage, CacheNamespace, Diffusion, Event, FinishReason, GenerationStats, Piece,

@@ -5,27 +5,10 @@ use std::sync::Arc;
 
 use puna_gguf::View;
 use puna_graph::{Backend, Capacity, Plan, ProgramId};
-use puna_models::{NormalizedPicture, TowerInputError, VisionTower};
+use puna_models::{NormalizedPicture, TowerInputError, TowerPicture, VisionTower};
 
 use crate::error::EngineError;
 use crate::media::MediumLayout;
-
-/// A picture with normalized pixels, as its tower needs it.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct EncoderPicture {
-    /// Width in pixels.
-    pub width: usize,
-    /// Height in pixels.
-    pub height: usize,
-    /// Planes red, green and blue, each `[height, width]`.
-    pub planes: Vec<f32>,
-}
-
-impl EncoderPicture {
-    fn normalized(&self) -> NormalizedPicture<'_> {
-        NormalizedPicture { width: self.width, height: self.height, planes: &self.planes }
-    }
-}
 
 /// A loaded vision tower. It makes rows of the text model's width from pictures.
 pub struct Projector {
@@ -64,8 +47,9 @@ impl Projector {
     ///
     /// # Errors
     /// A picture does not fit the tower.
-    pub fn encode(&mut self, pictures: &[&EncoderPicture]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let pictures: Vec<_> = pictures.iter().map(|picture| picture.normalized()).collect();
+    pub fn encode(&mut self, pictures: &[&TowerPicture]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let pictures: Vec<NormalizedPicture<'_>> =
+            pictures.iter().map(|picture| picture.normalized()).collect();
         let input = self.tower.input(&pictures)?;
         let capacity = Capacity::class(input.tokens.len(), input.outputs.len());
         let program = match self.programs.get(&capacity) {

@@ -8,8 +8,8 @@ use puna_models::UnmaskOrder;
 use puna_sampler::{Grammar, Params};
 
 use crate::media::MediumLayout;
-use crate::projector::EncoderPicture;
 use crate::speculate::{DraftStats, Speculation};
+use puna_models::TowerPicture;
 
 /// Number of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,7 +41,7 @@ pub struct PromptMedium {
     /// Hash of the content and of all options that change the rows.
     pub content: u128,
     /// The picture for the tower.
-    pub picture: Arc<EncoderPicture>,
+    pub picture: Arc<TowerPicture>,
 }
 
 /// A generation request.

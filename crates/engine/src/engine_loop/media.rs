@@ -6,9 +6,10 @@ use super::EngineLoop;
 use crate::error::EngineError;
 use crate::media::MediaNumbers;
 use crate::media_cache::{MediaCache, MediumKey};
-use crate::projector::{EncoderPicture, Projector};
+use crate::projector::Projector;
 use crate::request::RequestId;
 use crate::scheduler::MissingMedia;
+use puna_models::TowerPicture;
 
 /// Largest number of pixels of the pictures that the tower reads together.
 const BATCH_PIXELS: usize = 1 << 20;
@@ -38,7 +39,7 @@ impl MediaEncoder {
             return Ok(cached);
         }
         let projector = self.projector.as_mut().ok_or(EngineError::NoMedia)?;
-        let pictures: Vec<&EncoderPicture> =
+        let pictures: Vec<&TowerPicture> =
             missing.pictures.iter().map(|(_, picture)| &**picture).collect();
         let made = projector.encode(&pictures)?;
         let keys = missing.pictures.iter().map(|(content, _)| key(*content));

@@ -27,8 +27,8 @@ use puna_models::StepKind;
 use crate::fair_shares::FairShares;
 use crate::kv::{PAGE_TOKENS, PagePool, SequencePages};
 use crate::media_cache::MediumKey;
-use crate::projector::EncoderPicture;
 use crate::request::{CacheNamespace, RequestId};
+use puna_models::TowerPicture;
 
 use decode_cost::DecodeCost;
 
@@ -102,7 +102,7 @@ pub struct MissingMedia {
     pub id: RequestId,
     pub namespace: CacheNamespace,
     /// Hashes of the contents, and the pictures.
-    pub pictures: Vec<(u128, Arc<EncoderPicture>)>,
+    pub pictures: Vec<(u128, Arc<TowerPicture>)>,
 }
 
 /// Rows of one sequence in a step.

@@ -138,7 +138,8 @@ impl SequenceState {
         dropped
     }
 
-    /// Prompt and generated tokens, with [`crate::NO_TOKEN`] for rows of media, without the decoder's start token.
+    /// Prompt and generated tokens, without the decoder's start token. Rows of media have
+    /// [`crate::NO_TOKEN`].
     pub fn text(&self) -> Vec<u32> {
         let encoder_tokens = self.cache_scope.key.encoder_input.len();
         let first_generated = self.min_kept_tokens();

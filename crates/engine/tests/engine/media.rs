@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend, kernels};
 use puna_engine::{
-    CacheNamespace, Companions, EncoderPicture, Engine, EngineOptions, Evaluator, Event, KvType,
-    MediumLayout, NO_TOKEN, Outputs, PlacedMedium, Projector, PromptMedium, Request, SequenceInput,
+    CacheNamespace, Companions, Engine, EngineOptions, Evaluator, Event, KvType, MediumLayout,
+    NO_TOKEN, Outputs, PlacedMedium, Projector, PromptMedium, Request, SequenceInput, TowerPicture,
     picture_layout,
 };
 use serde_json::Value;
@@ -27,10 +27,10 @@ fn array(name: &str) -> Vec<f32> {
 }
 
 /// The pixels of an entry's picture. Entries without a file have the pixels of an earlier one.
-fn picture(pixels: &Value) -> Arc<EncoderPicture> {
+fn picture(pixels: &Value) -> Arc<TowerPicture> {
     let side = |at: usize| pixels["shape"][at].as_u64().unwrap() as usize;
     let planes = pixels["file"].as_str().map(array).unwrap_or_default();
-    Arc::new(EncoderPicture { width: side(3), height: side(2), planes })
+    Arc::new(TowerPicture { width: side(3), height: side(2), planes })
 }
 
 /// A prompt with pictures, and its reference.
@@ -39,7 +39,7 @@ struct Case {
     /// The pictures with the reference's rows.
     media: Vec<PlacedMedium>,
     /// The same pictures for the tower.
-    pictures: Vec<Arc<EncoderPicture>>,
+    pictures: Vec<Arc<TowerPicture>>,
     /// Logits of the last tokens.
     logits: Vec<Vec<f64>>,
     /// Largest difference.

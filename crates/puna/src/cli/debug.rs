@@ -12,6 +12,8 @@ use super::{JsonArgs, SettingArgs};
 pub enum Debug {
     /// Raw logits of some tokens, before any sampling
     Logits(LogitsArgs),
+    /// What a model makes of pictures: pixels, rows, chunks of the prompt, and logits
+    Media(MediaArgs),
     /// Values of raw blocks of a tensor type
     Dequantize {
         /// The type, such as Q4_K
@@ -103,6 +105,46 @@ pub struct LogitsArgs {
     /// Backend that runs the model
     #[arg(long, default_value = "cpu")]
     pub backend: String,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct MediaArgs {
+    /// The model
+    pub model: String,
+    /// The pictures, one for each <__media__> in the prompt
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// The projector, a GGUF file with the vision tower
+    #[arg(long, value_name = "MMPROJ")]
+    pub projector: Option<String>,
+    /// The prompt, in which <__media__> stands for the next file
+    #[arg(long)]
+    pub prompt: String,
+    /// How to split the prompt: whole, one (by one), the size of a chunk, or batch (whole, beside
+    /// another sequence)
+    #[arg(long, default_value = "whole")]
+    pub split: String,
+    /// Context length
+    #[arg(long, value_parser = context)]
+    pub num_ctx: Option<usize>,
+    /// Storage of keys
+    #[arg(long, default_value = "f16")]
+    pub cache_type_k: String,
+    /// Storage of values
+    #[arg(long, default_value = "f16")]
+    pub cache_type_v: String,
+    /// Kernel level
+    #[arg(long)]
+    pub kernels: Option<String>,
+    /// Threads
+    #[arg(long, value_parser = threads)]
+    pub threads: Option<usize>,
+    /// Write the pixels and rows of each picture to this folder, as input-N.npy and rows-N.npy
+    #[arg(long, value_name = "FOLDER")]
+    pub dump: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

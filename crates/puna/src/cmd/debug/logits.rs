@@ -113,7 +113,8 @@ pub fn kv_type(name: &str) -> Result<KvType> {
     name.parse::<KvType>().map_err(|error| usage::error(error.to_string()))
 }
 
-fn number(x: f32) -> Value {
+/// A number in JSON; a text for infinity and NaN.
+pub(super) fn number(x: f32) -> Value {
     if x.is_finite() { json!(x) } else { Value::String(x.to_string()) }
 }
 

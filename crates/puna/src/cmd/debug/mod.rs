@@ -4,6 +4,7 @@ mod blocks;
 mod graph;
 mod kernels;
 mod logits;
+mod media;
 mod parse;
 mod render;
 mod script;
@@ -17,6 +18,7 @@ use crate::cli::Debug;
 pub fn run(command: Debug) -> Result<()> {
     match command {
         Debug::Logits(args) => logits::run(&args),
+        Debug::Media(args) => media::run(&args),
         Debug::Dequantize { ty, hex, json } => blocks::dequantize(&ty, &hex, json),
         Debug::QuantizeError { ty, json } => blocks::quantize_error(&ty, json),
         Debug::Graph { model, tokens, dot, json } => {
