@@ -128,6 +128,8 @@ pub struct Segment {
     /// Positions of the media in the step, in order, whose rows may see each other
     /// ([`crate::AttentionSpec::sees_media_span`]).
     pub media_spans: Vec<Range<usize>>,
+    /// Windows of rows, in order, for [`crate::Mask::RowWindow`].
+    pub row_windows: Vec<RowWindow>,
     /// Number of first tokens that an encoder has read; their keys and values come from the
     /// encoder. 0 without an encoder.
     pub encoder_tokens: usize,
@@ -144,6 +146,16 @@ impl Segment {
         span.map_or(position + 1, |span| span.end)
     }
 
+    /// Rows that a row sees with [`crate::Mask::RowWindow`], both relative to the segment. A row
+    /// outside of all windows sees all rows.
+    pub fn row_window(&self, row: usize) -> Range<usize> {
+        let at = self.row_windows.partition_point(|window| window.rows.end <= row);
+        match self.row_windows.get(at).filter(|window| window.rows.contains(&row)) {
+            Some(RowWindow { sees, .. }) => sees.start.min(self.rows)..sees.end.min(self.rows),
+            None => 0..self.rows,
+        }
+    }
+
     /// The page, or window page, with this number in the sequence.
     ///
     /// # Panics
@@ -154,6 +166,15 @@ impl Segment {
             false => self.pages[number],
         }
     }
+}
+
+/// Consecutive rows of a segment that see the same rows. All numbers are relative to the segment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RowWindow {
+    /// Rows of the window.
+    pub rows: Range<usize>,
+    /// Rows that they see.
+    pub sees: Range<usize>,
 }
 
 /// Window pages of a sequence.

@@ -30,7 +30,7 @@ pub use adapter_updates::{AdapterUpdates, ControlVector, ExpertLoraUpdates, LowR
 pub use attention::{AttentionSpec, RelativePositionBias};
 pub use backend::{
     AXES, ActivationStats, Backend, BackendError, Bytes, CacheSpec, Description, OpTime, ProgramId,
-    Segment, SegmentWindowPages, StateSpec, StepInput, Weight,
+    RowWindow, Segment, SegmentWindowPages, StateSpec, StepInput, Weight,
 };
 pub use graph::{Graph, Linear, Node, Norm, PerHeadLinear, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};

@@ -16,6 +16,9 @@ pub enum Mask {
     Full,
     /// Tokens at most `n` positions before or behind it (encoders); not cached.
     SymmetricWindow(u32),
+    /// The rows that the row's window of its segment sees (encoders); not cached. See
+    /// [`crate::Segment::row_windows`].
+    RowWindow,
     /// Cross-attention to the encoder's input: the first `encoder_tokens` positions of its segment.
     CrossAttention,
     /// All positions up to its own, except the encoder's input.
@@ -25,7 +28,7 @@ pub enum Mask {
 impl Mask {
     /// Whether keys and values are cached for later steps.
     pub fn is_cached(self) -> bool {
-        !matches!(self, Mask::Full | Mask::SymmetricWindow(_))
+        !matches!(self, Mask::Full | Mask::SymmetricWindow(_) | Mask::RowWindow)
     }
 
     /// Largest number of positions that a token sees, if it is bounded; earlier positions need not
@@ -37,6 +40,7 @@ impl Mask {
             | Mask::Pooled(_)
             | Mask::Full
             | Mask::SymmetricWindow(_)
+            | Mask::RowWindow
             | Mask::CrossAttention
             | Mask::DecoderCausal => None,
         }
@@ -51,6 +55,7 @@ impl Mask {
             | Mask::Pooled(_)
             | Mask::Full
             | Mask::SymmetricWindow(_)
+            | Mask::RowWindow
             | Mask::CrossAttention
             | Mask::DecoderCausal => 0,
         }

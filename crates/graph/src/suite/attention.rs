@@ -7,6 +7,7 @@ use super::attention_reference::{AttentionInputs, cache_tolerance};
 use super::problem::Problem;
 use super::schedule::Schedule;
 use crate::attention::{AttentionSpec, RelativePositionBias};
+use crate::backend::RowWindow;
 use crate::kv::KvType;
 use crate::mask::Mask;
 
@@ -164,7 +165,9 @@ fn encoders() -> Vec<Case> {
         ..Options::new(AttentionSpec::causal(1, 1, 1, 1), KvType::F32, Steps::Prompt)
     };
     let mut all =
-        [Mask::Full, Mask::SymmetricWindow(3), Mask::SymmetricWindow(70)].map(base).to_vec();
+        [Mask::Full, Mask::SymmetricWindow(3), Mask::SymmetricWindow(70), Mask::RowWindow]
+            .map(base)
+            .to_vec();
     let full = base(Mask::Full);
     all.extend([
         Options { spec: AttentionSpec { alibi: Some(8.0), ..full.spec }, ..full },
@@ -259,8 +262,11 @@ fn media_span(spec: AttentionSpec, span: Range<usize>) -> Case {
 
 fn encoder(options: Options, rows: usize) -> Case {
     let name = format!("attention types=none rows={rows} {}", parameters(&options));
+    // Windows that see themselves, earlier rows, and rows of two windows; other rows see all.
+    let windows = [(0..4, 0..4), (4..30, 4..30), (30..70, 2..31), (75..140, 60..150)];
+    let windows = windows.map(|(rows, sees)| RowWindow { rows, sees });
     Case::new(name, cache_tolerance([KvType::F32; 2]), move || {
-        let mut p = Problem::new(Schedule::one_step(rows));
+        let mut p = Problem::new(Schedule::one_step(rows).with_row_windows(windows.to_vec()));
         let inputs = inputs(&mut p, &options);
         let ids = [inputs.q.id, inputs.k.id, inputs.v.id];
         let out = p.graph.attention("out", 0, ids, inputs.spec);

@@ -6,6 +6,7 @@ use super::Tolerance;
 use super::problem::{Input, Tensor};
 use super::schedule::Span;
 use crate::attention::AttentionSpec;
+use crate::backend::RowWindow;
 use crate::kv::KvType;
 use crate::mask::Mask;
 
@@ -50,6 +51,11 @@ pub(super) fn visible(spec: &AttentionSpec, span: &Span, i: usize) -> Range<usiz
         Mask::Full => 0..span.tokens.len(),
         Mask::SymmetricWindow(n) => {
             i.saturating_sub(n as usize)..span.tokens.len().min(i + n as usize + 1)
+        }
+        Mask::RowWindow => {
+            let all = 0..span.tokens.len();
+            let window = span.row_windows.iter().find(|window| window.rows.contains(&i));
+            window.map_or(all.clone(), |RowWindow { sees, .. }| sees.start..sees.end.min(all.end))
         }
         Mask::CrossAttention => 0..span.encoder_tokens,
         Mask::DecoderCausal => span.encoder_tokens..end,

@@ -41,7 +41,7 @@ variants!(GLUS, glu_name, Glu: Silu, Gelu, Relu, GatedReluSquared, UngatedGelu, 
 variants!(GATINGS, gating_name, Gating: Softmax, SoftmaxOfSelected, Sigmoid, SqrtSoftplus,
     SparseMixer);
 variants!(MASKS, mask_name, Mask: Causal, Window, Chunk, Pooled, Full, SymmetricWindow,
-    CrossAttention, DecoderCausal);
+    RowWindow, CrossAttention, DecoderCausal);
 variants!(INDICES, index_name, Index: Token, TokenOr, Remapped, Position, Fixed);
 variants!(ROPE_KINDS, rope_kind_name, RopeKind: Norm, Neox);
 

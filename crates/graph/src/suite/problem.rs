@@ -429,7 +429,9 @@ impl Problem {
         let state = self.slot(span.sequence);
         let (rows, cached_tokens) = (span.rows().len(), span.cached_tokens);
         if self.layers.is_empty() {
-            return Segment { first_row, rows, cached_tokens, state, ..Segment::default() };
+            let row_windows = span.row_windows.clone();
+            let rest = Segment::default();
+            return Segment { first_row, rows, cached_tokens, state, row_windows, ..rest };
         }
         let count = span.tokens.len().div_ceil(self.page_tokens);
         let page = |number| self.page(span.sequence, number);
@@ -449,6 +451,7 @@ impl Problem {
             pages: (0..count).map(page).collect(),
             window_pages: window_pages.unwrap_or_default(),
             media_spans: media_span.into_iter().collect(),
+            row_windows: span.row_windows.clone(),
             encoder_tokens: span.encoder_tokens,
             state,
         }

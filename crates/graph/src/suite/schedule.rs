@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::backend::RowWindow;
+
 /// One event of a [`Schedule`].
 #[derive(Debug, Clone)]
 pub(super) enum Event {
@@ -26,6 +28,8 @@ pub(super) struct Schedule {
     encoder_tokens: usize,
     /// Indices of the tokens of a medium in each sequence. A step has all of them or none.
     media_span: Range<usize>,
+    /// Windows of rows of each sequence.
+    row_windows: Vec<RowWindow>,
     /// Position of the first token of each sequence, for operations without a cache.
     first_position: usize,
 }
@@ -43,6 +47,8 @@ pub(super) struct Span {
     pub encoder_tokens: usize,
     /// Indices of the tokens of a medium.
     pub media_span: Range<usize>,
+    /// Windows of rows.
+    pub row_windows: Vec<RowWindow>,
     /// Position of the first token of the sequence.
     pub first_position: usize,
 }
@@ -70,7 +76,9 @@ pub(super) enum Action {
 impl Schedule {
     /// These events, with a token id of its own for each row.
     pub fn new(events: Vec<Event>) -> Self {
-        Self { events, vocabulary: None, encoder_tokens: 0, media_span: 0..0, first_position: 0 }
+        let (media_span, row_windows) = (0..0, Vec::new());
+        let (vocabulary, encoder_tokens, first_position) = (None, 0, 0);
+        Self { events, vocabulary, encoder_tokens, media_span, row_windows, first_position }
     }
 
     /// One step of `rows` rows. From four rows on they belong to two sequences.
@@ -99,6 +107,11 @@ impl Schedule {
     /// The same steps of sequences with a medium at these tokens.
     pub fn with_media_span(self, media_span: Range<usize>) -> Self {
         Self { media_span, ..self }
+    }
+
+    /// The same steps of sequences with these windows of rows.
+    pub fn with_row_windows(self, row_windows: Vec<RowWindow>) -> Self {
+        Self { row_windows, ..self }
     }
 
     /// The same steps with token ids below `vocabulary`, in no order.
@@ -161,6 +174,7 @@ impl Schedule {
                 tokens: tokens.clone(),
                 encoder_tokens: self.encoder_tokens,
                 media_span: self.media_span.clone(),
+                row_windows: self.row_windows.clone(),
                 first_position: self.first_position,
             }
         };

@@ -9,13 +9,15 @@
 //! | `v.pre_ln`, `v.post_ln` | norms around the blocks |
 //! | `v.blk.N.ln1`, `attn_{q,k,v}`, `attn_qkv`, `attn_{q,k}_norm`, `attn_out`, `ls1` | attention |
 //! | `v.blk.N.ln2`, `ffn_{gate,up,down}`, `ls2` | feed-forward network |
+//!
+//! Qwen2.5-VL has blocks with attention within windows ([`EncoderSpec::full_attention_every`]).
 
 use puna_graph::{
     Activation, AttentionSpec, Glu, Graph, Index, Linear, Mask, RopeId, ValueId, WeightId,
 };
 
 use super::patches::PatchLayout;
-use crate::blocks::{Mlp, Qkv};
+use crate::blocks::Qkv;
 use crate::error::ModelError;
 use crate::hparams::Keys;
 use crate::norms::{AnyNorm, NormKind};
@@ -32,9 +34,15 @@ pub(super) enum FfnActivation {
     QuickGelu,
 }
 
+/// Rotary tables of a block, each with the first dimension of a head that it rotates.
+pub(super) type HeadRopes<'a> = &'a [(usize, RopeId)];
+
 /// Properties of a family's transformer.
 pub(super) struct EncoderSpec {
+    /// Activation of networks without a gate.
     pub activation: FfnActivation,
+    /// Activation of networks with a gate.
+    pub glu: Glu,
     /// Whether norms are RMS norms.
     pub is_rms: bool,
     /// Whether files may have exchanged the names of `ffn_up` and `ffn_down`.
@@ -43,6 +51,24 @@ pub(super) struct EncoderSpec {
     pub skips_last_block: bool,
     /// Whether the graph has an input of learned positions.
     pub has_positions: bool,
+    /// Each block with a number that is a multiple has full attention, counted from 1. The other
+    /// blocks have attention within windows of rows.
+    pub full_attention_every: usize,
+}
+
+impl EncoderSpec {
+    /// Layer norms, full attention and learned positions.
+    pub fn new(activation: FfnActivation) -> Self {
+        Self {
+            activation,
+            glu: Glu::Silu,
+            is_rms: false,
+            may_swap_ffn: false,
+            skips_last_block: false,
+            has_positions: true,
+            full_attention_every: 1,
+        }
+    }
 }
 
 /// The transformer of a file.
@@ -72,7 +98,7 @@ struct Block {
 }
 
 enum Ffn {
-    Gated(Mlp),
+    Gated { gate: Linear, up: Linear, down: Linear, glu: Glu },
     Plain { up: Linear, down: Linear, activation: FfnActivation },
 }
 
@@ -116,7 +142,13 @@ impl Encoder {
         }
         let mut blocks = Vec::new();
         for i in 0..used {
-            blocks.push(Block::load(w, &format!("v.blk.{i}"), (n_embd, heads), norm, spec)?);
+            let mask = match (i + 1).is_multiple_of(spec.full_attention_every) {
+                true => Mask::Full,
+                false => Mask::RowWindow,
+            };
+            let dim = n_embd / heads;
+            let attention = AttentionSpec { mask, ..AttentionSpec::causal(heads, heads, dim, dim) };
+            blocks.push(Block::load(w, &format!("v.blk.{i}"), attention, norm, spec)?);
         }
         Ok(Self {
             n_embd,
@@ -141,7 +173,7 @@ impl Encoder {
     pub fn forward(
         &self,
         g: &mut Graph,
-        rope: Option<RopeId>,
+        ropes: HeadRopes<'_>,
         mut after_block: impl FnMut(&mut Graph, usize, ValueId),
     ) -> ValueId {
         let patches = g.input_rows("inp_raw", self.patch_values);
@@ -158,7 +190,7 @@ impl Encoder {
         x = self.pre_norm.apply(g, "pre_ln", x);
         for (i, block) in self.blocks.iter().enumerate() {
             g.set_layer(Some(i));
-            x = block.forward(g, i, x, rope);
+            x = block.forward(g, i, x, ropes);
             after_block(g, i, x);
         }
         g.set_layer(None);
@@ -175,13 +207,11 @@ impl Block {
     fn load(
         w: &mut Weights<'_>,
         block: &str,
-        (n_embd, heads): (usize, usize),
+        attention: AttentionSpec,
         norm: NormKind,
         spec: &EncoderSpec,
     ) -> Result<Self, ModelError> {
-        let dim = n_embd / heads;
-        let attention =
-            AttentionSpec { mask: Mask::Full, ..AttentionSpec::causal(heads, heads, dim, dim) };
+        let (dim, n_embd) = (attention.key_dim, attention.heads * attention.key_dim);
         let scale = |w: &mut Weights<'_>, name: &str| {
             w.opt(&format!("{block}.{name}.weight"), &[n_embd, 1])
         };
@@ -202,15 +232,15 @@ impl Block {
         })
     }
 
-    fn forward(&self, g: &mut Graph, i: usize, x: ValueId, rope: Option<RopeId>) -> ValueId {
+    fn forward(&self, g: &mut Graph, i: usize, x: ValueId, ropes: HeadRopes<'_>) -> ValueId {
         let dim = self.attention.key_dim;
         let h = self.norms[0].apply(g, "layer_inp_normed", x);
         let [mut q, mut k, v] = self.qkv.project(g, h);
         q = self.qk_norm[0].apply(g, "Qcur_norm", q);
         k = self.qk_norm[1].apply(g, "Kcur_norm", k);
-        if let Some(rope) = rope {
-            q = g.rope("Qcur_pos", q, dim, rope);
-            k = g.rope("Kcur_pos", k, dim, rope);
+        for &(start, rope) in ropes {
+            q = g.rope_from("Qcur_pos", q, (dim, start), rope);
+            k = g.rope_from("Kcur_pos", k, (dim, start), rope);
         }
         let a = g.attention("kqv_out", i, [q, k, v], self.attention);
         let a = g.linear("attn_out", &self.wo, a);
@@ -243,19 +273,21 @@ impl Ffn {
         let [up, down] = if is_swapped { ["down", "up"] } else { ["up", "down"] };
         let missing = || ModelError::MissingTensor { name: name(up) };
         let ff = w.rows(&name(up)).ok_or_else(missing)?;
-        if w.has(&name("gate")) {
-            return Ok(Self::Gated(Mlp::load(w, block, n_embd, ff, Glu::Silu)?));
-        }
-        Ok(Self::Plain {
-            up: w.linear(&format!("{block}.ffn_{up}"), n_embd, ff)?,
-            down: w.linear(&format!("{block}.ffn_{down}"), ff, n_embd)?,
-            activation: spec.activation,
+        let up = w.linear(&format!("{block}.ffn_{up}"), n_embd, ff)?;
+        let down = w.linear(&format!("{block}.ffn_{down}"), ff, n_embd)?;
+        Ok(match w.opt_linear(&format!("{block}.ffn_gate"), n_embd, ff)? {
+            Some(gate) => Self::Gated { gate, up, down, glu: spec.glu },
+            None => Self::Plain { up, down, activation: spec.activation },
         })
     }
 
     fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
         match self {
-            Self::Gated(mlp) => mlp.forward(g, x),
+            Self::Gated { gate, up, down, glu } => {
+                let (gate, up) = (g.linear("ffn_gate", gate, x), g.linear("ffn_up", up, x));
+                let h = g.glu("ffn_glu", *glu, gate, up);
+                g.linear("ffn_out", down, h)
+            }
             Self::Plain { up, down, activation } => {
                 let h = g.linear("ffn_up", up, x);
                 let h = activation.apply(g, h);

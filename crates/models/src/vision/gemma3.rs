@@ -19,11 +19,8 @@ const DEFAULT_POOL: usize = 4;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, ModelError> {
     let layout = grid_layout(keys, keys.count_or("vision.projector.scale_factor", DEFAULT_POOL)?)?;
     let spec = EncoderSpec {
-        activation: FfnActivation::Plain(Activation::GeluTanh),
-        is_rms: false,
         may_swap_ffn: true,
-        skips_last_block: false,
-        has_positions: true,
+        ..EncoderSpec::new(FfnActivation::Plain(Activation::GeluTanh))
     };
     let encoder = Encoder::load(keys, w, &layout, &spec)?;
     let positions = PositionTable::load(w, encoder.n_embd, &layout, Resize::Never)?;
@@ -31,7 +28,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let project = transposed(w, "mm.input_projection.weight", encoder.n_embd)?;
     let mut graph = Graph::new();
     let g = &mut graph;
-    let x = encoder.forward(g, None, |_, _, _| ());
+    let x = encoder.forward(g, &[], |_, _, _| ());
     let x = encoder.post_norm(g, x);
     let x = g.mean_rows("pooled", x, layout.patches_per_token());
     let x = g.rms_norm("soft_emb_norm", &norm, x);

@@ -25,11 +25,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let layout = grid_layout(keys, keys.count_or("vision.spatial_merge_size", DEFAULT_MERGE)?)?;
     let has_positions = w.has("v.position_embd.weight");
     let spec = EncoderSpec {
-        activation: FfnActivation::Plain(Activation::Silu),
         is_rms: true,
-        may_swap_ffn: false,
-        skips_last_block: false,
         has_positions,
+        ..EncoderSpec::new(FfnActivation::Plain(Activation::Silu))
     };
     let encoder = Encoder::load(keys, w, &layout, &spec)?;
     let n_embd = encoder.n_embd;
@@ -45,7 +43,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let [gate, up, down] = gated(w, width)?;
     let mut graph = Graph::new();
     let g = &mut graph;
-    let x = encoder.forward(g, Some(rope), |_, _, _| ());
+    let x = encoder.forward(g, &[(0, rope)], |_, _, _| ());
     let x = encoder.post_norm(g, x);
     let x = g.concat_rows("merged", x, layout.patches_per_token());
     let x = g.linear("patch_merger", &merger, x);

@@ -15,11 +15,8 @@ use crate::weights::Weights;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, ModelError> {
     let layout = grid_layout(keys, keys.count("vision.projector.scale_factor")?)?;
     let spec = EncoderSpec {
-        activation: FfnActivation::Plain(Activation::GeluTanh),
-        is_rms: false,
         may_swap_ffn: true,
-        skips_last_block: false,
-        has_positions: true,
+        ..EncoderSpec::new(FfnActivation::Plain(Activation::GeluTanh))
     };
     let encoder = Encoder::load(keys, w, &layout, &spec)?;
     let positions = PositionTable::load(w, encoder.n_embd, &layout, Resize::Never)?;
@@ -28,7 +25,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let project = w.linear("mm.model.fc", merged, width)?;
     let mut graph = Graph::new();
     let g = &mut graph;
-    let x = encoder.forward(g, None, |_, _, _| ());
+    let x = encoder.forward(g, &[], |_, _, _| ());
     let x = encoder.post_norm(g, x);
     let x = g.concat_rows("pixel_shuffle", x, layout.patches_per_token());
     let x = g.linear("mm_out", &project, x);

@@ -25,11 +25,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let layout = PatchLayout::new(keys, merge, ClassToken::First)?;
     let size = [keys.count("vision.embedding_length")?, keys.count("vision.block_count")?];
     let spec = EncoderSpec {
-        activation: FfnActivation::Plain(Activation::GeluErf),
         is_rms: size == LARGE_TOWER,
-        may_swap_ffn: false,
-        skips_last_block: false,
-        has_positions: true,
+        ..EncoderSpec::new(FfnActivation::Plain(Activation::GeluErf))
     };
     let encoder = Encoder::load(keys, w, &layout, &spec)?;
     let n_embd = encoder.n_embd;
@@ -43,7 +40,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let second = w.linear("mm.model.mlp.3", hidden, width)?;
     let mut graph = Graph::new();
     let g = &mut graph;
-    let x = encoder.forward(g, None, |_, _, _| ());
+    let x = encoder.forward(g, &[], |_, _, _| ());
     let x = encoder.post_norm(g, x);
     let x = g.concat_rows("pixel_shuffle", x, layout.patches_per_token());
     let x = g.layer_norm("mm_norm", &norm, x);

@@ -19,13 +19,7 @@ use crate::weights::Weights;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, ModelError> {
     let merge = keys.count("vision.projector.scale_factor")?;
     let layout = PatchLayout::new(keys, merge, ClassToken::Last)?;
-    let spec = EncoderSpec {
-        activation: FfnActivation::Plain(Activation::GeluErf),
-        is_rms: false,
-        may_swap_ffn: false,
-        skips_last_block: false,
-        has_positions: true,
-    };
+    let spec = EncoderSpec::new(FfnActivation::Plain(Activation::GeluErf));
     let encoder = Encoder::load(keys, w, &layout, &spec)?;
     let n_embd = encoder.n_embd;
     let positions = PositionTable::load(w, n_embd, &layout, Resize::Never)?
@@ -42,7 +36,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let project = w.linear("mm.model.fc", inner, width)?;
     let mut graph = Graph::new();
     let g = &mut graph;
-    let x = encoder.forward(g, Some(rope), |_, _, _| ());
+    let x = encoder.forward(g, &[(0, rope)], |_, _, _| ());
     let x = encoder.post_norm(g, x);
     let x = g.concat_rows("pixel_shuffle", x, layout.patches_per_token());
     let x = mlp(g, &first, Activation::GeluErf, &second, x);

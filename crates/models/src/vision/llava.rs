@@ -20,13 +20,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
         true => FfnActivation::Plain(Activation::GeluTanh),
         false => FfnActivation::QuickGelu,
     };
-    let spec = EncoderSpec {
-        activation,
-        is_rms: false,
-        may_swap_ffn: true,
-        skips_last_block: true,
-        has_positions: true,
-    };
+    let spec =
+        EncoderSpec { may_swap_ffn: true, skips_last_block: true, ..EncoderSpec::new(activation) };
     let encoder = Encoder::load(keys, w, &layout, &spec)?;
     let n_embd = encoder.n_embd;
     let positions = PositionTable::load(w, n_embd, &layout, Resize::Never)?
@@ -37,7 +32,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let second = w.linear("mm.2", hidden, width)?;
     let mut graph = Graph::new();
     let g = &mut graph;
-    let x = encoder.forward(g, None, |_, _, _| ());
+    let x = encoder.forward(g, &[], |_, _, _| ());
     let x = encoder.post_norm(g, x);
     let x = g.gather_outputs(x);
     let x = mlp(g, &first, Activation::GeluErf, &second, x);

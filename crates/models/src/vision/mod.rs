@@ -43,7 +43,7 @@ struct Entry {
 }
 
 /// All families.
-const TOWERS: [Entry; 10] = [
+const TOWERS: [Entry; 11] = [
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "glm4v", load: glm4v::load },
     Entry { name: "idefics3", load: idefics3::load },
@@ -52,6 +52,7 @@ const TOWERS: [Entry; 10] = [
     Entry { name: "llama4", load: llama4::load },
     Entry { name: "mlp", load: llava::load },
     Entry { name: "pixtral", load: pixtral::load },
+    Entry { name: "qwen2.5vl_merger", load: qwen_vl::load_2_5 },
     Entry { name: "qwen2vl_merger", load: qwen_vl::load_2 },
     Entry { name: "qwen3vl_merger", load: qwen_vl::load_3 },
 ];
@@ -202,11 +203,15 @@ impl VisionTower {
         let mut all = Vec::new();
         for picture in pictures {
             let [rows, columns] = self.tower.layout.tokens(picture.width, picture.height)?;
+            let mut places = vec![0; rows * columns];
+            let order = self.tower.layout.token_order([rows, columns]);
+            order.enumerate().for_each(|(at, [y, x])| places[y * columns + x] = first + at);
+            first += rows * columns;
             let mut out = Vec::new();
-            for row in 0..rows {
-                let end = first + columns * self.width;
-                out.extend_from_slice(&result[first..end]);
-                first = end;
+            for (row, places) in places.chunks_exact(columns).enumerate() {
+                for place in places {
+                    out.extend_from_slice(&result[place * self.width..][..self.width]);
+                }
                 if row + 1 < rows {
                     out.extend(self.tower.row_end.iter().flatten());
                 }

@@ -11,9 +11,14 @@
 //!     10 11 | 14 15
 //! ```
 //!
+//! With attention within windows, the tokens of a window follow each other, and windows follow each
+//! other row by row. The windows at the right and at the bottom may be smaller.
+//!
 //! A patch is a row of its pixels: planes red, green and blue, each from the top line down.
 
-use puna_graph::{Segment, StepInput};
+use std::ops::Range;
+
+use puna_graph::{RowWindow, Segment, StepInput};
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
@@ -89,7 +94,12 @@ pub(super) struct PatchLayout {
     /// Patches of a side of a token.
     pub merge: usize,
     pub class: ClassToken,
+    /// Tokens of a side of a window, if the tower has attention within windows.
+    pub window: Option<usize>,
 }
+
+/// Rows and columns of the tokens of a window.
+type Window = [Range<usize>; 2];
 
 impl PatchLayout {
     /// Reads the size of a patch from the file.
@@ -101,7 +111,7 @@ impl PatchLayout {
                 return Err(ModelError::KeyValue { key, value, reason: "it must be 1 to 4096" });
             }
         }
-        Ok(Self { patch, merge, class })
+        Ok(Self { patch, merge, class, window: None })
     }
 
     /// Values of a patch.
@@ -124,12 +134,33 @@ impl PatchLayout {
         }
     }
 
+    /// The same layout with windows of this many tokens a side.
+    pub fn with_windows(self, side: usize) -> Self {
+        Self { window: Some(side.max(1)), ..self }
+    }
+
+    /// The windows of a picture of `rows` × `columns` tokens; one window without attention within
+    /// windows.
+    fn windows(&self, [rows, columns]: [usize; 2]) -> impl Iterator<Item = Window> + use<> {
+        let side = self.window.unwrap_or(rows.max(columns).max(1));
+        let part = move |first: usize, all: usize| first..all.min(first + side);
+        let down = (0..rows).step_by(side).map(move |y| part(y, rows));
+        down.flat_map(move |down| {
+            (0..columns).step_by(side).map(move |x| [down.clone(), part(x, columns)])
+        })
+    }
+
+    /// Row and column of each token of a picture in the order of the step.
+    pub fn token_order(&self, size: [usize; 2]) -> impl Iterator<Item = [usize; 2]> + use<> {
+        self.windows(size)
+            .flat_map(|[down, across]| down.flat_map(move |y| across.clone().map(move |x| [y, x])))
+    }
+
     /// Row and column of each patch of a picture in the order of the step, for a picture of
     /// `rows` × `columns` tokens.
-    pub fn order(&self, [rows, columns]: [usize; 2]) -> impl Iterator<Item = [usize; 2]> {
+    pub fn order(&self, size: [usize; 2]) -> impl Iterator<Item = [usize; 2]> + use<> {
         let m = self.merge;
-        let tokens = (0..rows).flat_map(move |y| (0..columns).map(move |x| [y, x]));
-        tokens.flat_map(move |[y, x]| {
+        self.token_order(size).flat_map(move |[y, x]| {
             (0..m).flat_map(move |dy| (0..m).map(move |dx| [y * m + dy, x * m + dx]))
         })
     }
@@ -163,8 +194,21 @@ impl PatchLayout {
             self.add_class(input, first_row);
         }
         let rows = input.tokens.len() - first_row;
-        input.segments.push(Segment { first_row, rows, ..Segment::default() });
+        let row_windows = self.row_windows(tokens);
+        input.segments.push(Segment { first_row, rows, row_windows, ..Segment::default() });
         Ok(())
+    }
+
+    /// Rows of each window of a picture; none without attention within windows.
+    fn row_windows(&self, tokens: [usize; 2]) -> Vec<RowWindow> {
+        let mut end = 0;
+        let windows = self.windows(tokens).filter(|_| self.window.is_some());
+        let rows = windows.map(|[down, across]| {
+            let start = end;
+            end += down.len() * across.len() * self.patches_per_token();
+            start..end
+        });
+        rows.map(|rows| RowWindow { sees: rows.clone(), rows }).collect()
     }
 
     /// Adds the row of the class token, which has no pixels.

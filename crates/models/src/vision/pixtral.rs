@@ -24,11 +24,9 @@ struct PatchMerger {
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, ModelError> {
     let layout = grid_layout(keys, keys.count_or("vision.spatial_merge_size", 1)?)?;
     let spec = EncoderSpec {
-        activation: FfnActivation::Plain(Activation::Silu),
         is_rms: true,
-        may_swap_ffn: false,
-        skips_last_block: false,
         has_positions: false,
+        ..EncoderSpec::new(FfnActivation::Plain(Activation::Silu))
     };
     let encoder = Encoder::load(keys, w, &layout, &spec)?;
     let n_embd = encoder.n_embd;
@@ -50,7 +48,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let row_end = w.numbers("v.token_embd.img_break", width)?;
     let mut graph = Graph::new();
     let g = &mut graph;
-    let x = encoder.forward(g, Some(rope), |_, _, _| ());
+    let x = encoder.forward(g, &[(0, rope)], |_, _, _| ());
     let x = match &merger {
         Some(PatchMerger { norm, project }) => {
             let x = g.rms_norm("mm_input_norm", norm, x);

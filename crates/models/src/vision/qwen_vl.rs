@@ -1,11 +1,16 @@
-//! Qwen2-VL, Qwen3-VL, Qwen3.5 and 3.6: a tower with two-dimensional rotary positions, and a
-//! merger.
-//! GGUF: `clip.projector_type = "qwen2vl_merger"`, `"qwen3vl_merger"`.
+//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and 3.6: a tower with two-dimensional rotary positions,
+//! and a merger.
+//! GGUF: `clip.projector_type = "qwen2vl_merger"`, `"qwen2.5vl_merger"`, `"qwen3vl_merger"`.
 //!
 //! Merger: norm `v.post_ln` of each patch, the four patches of a token side by side,
-//! `mm.2 · gelu(mm.0 · x)` with the exact GELU. Qwen3-VL also has learned positions and, behind
-//! some blocks, mergers of their own (DeepStack; Meng et al., 2024),
-//! `v.deepstack.N.{norm,fc1,fc2}`. Their columns follow those of the last block in each row.
+//! `mm.2 · gelu(mm.0 · x)` with the exact GELU.
+//!
+//! Qwen2.5-VL has RMS norms, gated networks, and attention within windows of 112 × 112 pixels;
+//! every `n_wa_pattern`-th block has full attention.
+//!
+//! Qwen3-VL also has learned positions and, behind some blocks, mergers of their own (DeepStack;
+//! Meng et al., 2024), `v.deepstack.N.{norm,fc1,fc2}`. Their columns follow those of the last block
+//! in each row.
 
 use puna_graph::{Activation, Graph, Linear, Norm, Rope, RopeKind, ValueId};
 
@@ -20,6 +25,8 @@ use crate::weights::Weights;
 
 /// Patches of a side of a token, if the file does not say.
 const DEFAULT_MERGE: usize = 2;
+/// Pixels of a side of a window, if the file does not say.
+const DEFAULT_WINDOW_PIXELS: usize = 112;
 
 /// Merger behind a block in the middle of the tower.
 struct DeepStack {
@@ -30,30 +37,41 @@ struct DeepStack {
 }
 
 pub(super) fn load_2(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, ModelError> {
-    load(keys, w, FfnActivation::QuickGelu, false)
+    let spec = EncoderSpec::new(FfnActivation::QuickGelu);
+    load(keys, w, layout(keys)?, EncoderSpec { has_positions: false, ..spec })
+}
+
+pub(super) fn load_2_5(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, ModelError> {
+    let layout = layout(keys)?;
+    let pixels = keys.count_or("vision.window_size", DEFAULT_WINDOW_PIXELS)?;
+    let spec = EncoderSpec {
+        is_rms: true,
+        has_positions: false,
+        full_attention_every: keys.count("vision.n_wa_pattern")?.max(1),
+        ..EncoderSpec::new(FfnActivation::Plain(Activation::Silu))
+    };
+    load(keys, w, layout.with_windows(pixels / layout.patch / layout.merge), spec)
 }
 
 pub(super) fn load_3(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, ModelError> {
-    load(keys, w, FfnActivation::Plain(Activation::GeluTanh), true)
+    load(keys, w, layout(keys)?, EncoderSpec::new(FfnActivation::Plain(Activation::GeluTanh)))
+}
+
+fn layout(keys: &Keys<'_>) -> Result<PatchLayout, ModelError> {
+    grid_layout(keys, keys.count_or("vision.spatial_merge_size", DEFAULT_MERGE)?)
 }
 
 fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
-    activation: FfnActivation,
-    has_positions: bool,
+    layout: PatchLayout,
+    spec: EncoderSpec,
 ) -> Result<LoadedTower, ModelError> {
-    let layout = grid_layout(keys, keys.count_or("vision.spatial_merge_size", DEFAULT_MERGE)?)?;
-    let spec = EncoderSpec {
-        activation,
-        is_rms: false,
-        may_swap_ffn: true,
-        skips_last_block: false,
-        has_positions,
-    };
+    let spec = EncoderSpec { may_swap_ffn: true, ..spec };
     let encoder = Encoder::load(keys, w, &layout, &spec)?;
     let n_embd = encoder.n_embd;
-    let positions = has_positions
+    let positions = spec
+        .has_positions
         .then(|| PositionTable::load(w, n_embd, &layout, Resize::BilinearCorners))
         .transpose()?;
     let rope = w.rope(rope(n_embd / keys.count("vision.attention.head_count")?));
@@ -64,7 +82,7 @@ fn load(
     let mut graph = Graph::new();
     let g = &mut graph;
     let mut stacked = Vec::new();
-    let x = encoder.forward(g, Some(rope), |g, i, x| {
+    let x = encoder.forward(g, &[(0, rope)], |g, i, x| {
         let of_block = stacks.iter().filter(|stack| stack.block == i);
         stacked.extend(of_block.map(|stack| stack.forward(g, &layout, x)));
     });

@@ -244,6 +244,11 @@ fn visible_range(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> 
         Mask::SymmetricWindow(n) => {
             (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize))
         }
+        Mask::RowWindow => {
+            let windows = (row..row + rows).map(|row| s.row_window(row));
+            let all = windows.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+            all.map_or((0, 0), |all| (all.start, all.end))
+        }
         Mask::Pooled(_) => (0, (last + 1) / mask.pooled()),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => {
             (mask.first_seen(first), visible_end(spec, s, last))
@@ -265,6 +270,10 @@ pub(super) fn visible_range_of_row(
         Mask::SymmetricWindow(n) => {
             (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize))
         }
+        Mask::RowWindow => {
+            let window = s.row_window(position);
+            (window.start, window.end)
+        }
         Mask::Pooled(_) => (0, (position + 1) / mask.pooled()),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => {
             (mask.first_seen(position), visible_end(spec, s, position))
@@ -283,6 +292,8 @@ fn visible_end(spec: &AttentionSpec, s: &Segment, position: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use puna_graph::RowWindow;
+
     use super::*;
 
     #[test]
@@ -304,6 +315,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_row_sees_the_rows_of_its_window_and_without_a_window_all_rows() {
+        let windows = [(0..4, 0..4), (4..6, 0..99), (8..9, 3..5)];
+        let row_windows = windows.map(|(rows, sees)| RowWindow { rows, sees }).to_vec();
+        let s = Segment { rows: 10, row_windows, ..Segment::default() };
+        let seen =
+            [0, 3, 4, 7, 8, 9].map(|row| visible_range_of_row(&spec(Mask::RowWindow), &s, row));
+        assert_eq!(seen, [(0, 4), (0, 4), (0, 10), (0, 10), (3, 5), (0, 10)]);
+        assert_eq!(visible_range(&spec(Mask::RowWindow), &s, 1, 3), (0, 4));
+        assert_eq!(visible_range(&spec(Mask::RowWindow), &s, 8, 1), (3, 5));
     }
 
     fn spec(mask: Mask) -> AttentionSpec {
