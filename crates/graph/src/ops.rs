@@ -32,10 +32,12 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)²`.
     ReluSquared,
-    /// `x` clamped to `±limit`.
+    /// `x` clamped to `min ..= max`, which must be in this order.
     Clamp {
-        /// Bound.
-        limit: f32,
+        /// Lower bound.
+        min: f32,
+        /// Upper bound.
+        max: f32,
     },
     /// `alpha_p · x² + beta · x` above zero, else `(e^min(x, eps) - 1 - x) · alpha_n + beta · x`
     /// (xIELU; Huang, 2024).

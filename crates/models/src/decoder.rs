@@ -310,9 +310,9 @@ impl Layer {
         let projected = self.qkv.project_from(g, h, source);
         let gate = self.gate.as_ref().map(|(gate, kind)| (g.linear("attn_gate", gate, h), *kind));
         let [mut q, mut k, v] = match self.clamp {
-            Some(limit) => {
-                projected.map(|x| g.activate("qkv_clamped", Activation::Clamp { limit }, x))
-            }
+            Some(limit) => projected.map(|x| {
+                g.activate("qkv_clamped", Activation::Clamp { min: -limit, max: limit }, x)
+            }),
             None => projected,
         };
         if let QkNorm::BeforeRope(norms) = &self.qk_norm {

@@ -69,7 +69,7 @@ fn activate(level: &Level, kind: Activation, x: &mut [f32]) {
         Activation::Softplus => each(x, &|x| x.max(0.0) + (-x.abs()).exp().ln_1p()),
         Activation::Relu => each(x, &|x| x.max(0.0)),
         Activation::ReluSquared => each(x, &|x| x.max(0.0) * x.max(0.0)),
-        Activation::Clamp { limit } => each(x, &|x| x.clamp(-limit, limit)),
+        Activation::Clamp { min, max } => each(x, &|x| x.clamp(min, max)),
         Activation::Xielu { alpha_p, alpha_n, beta, eps } => each(x, &|x| {
             let curve = if x > 0.0 { alpha_p * x * x } else { alpha_n * (x.min(eps).exp_m1() - x) };
             curve + beta * x
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!([-3.0, 0.0, 1.5].map(|x| of(Activation::Relu, x)), [0.0, 0.0, 1.5]);
         assert_eq!([-3.0, 0.0, 1.5].map(|x| of(Activation::ReluSquared, x)), [0.0, 0.0, 2.25]);
         assert_eq!(
-            [-3.0, 0.5, 9.0].map(|x| of(Activation::Clamp { limit: 2.0 }, x)),
+            [-3.0, 0.5, 9.0].map(|x| of(Activation::Clamp { min: -2.0, max: 2.0 }, x)),
             [-2.0, 0.5, 2.0]
         );
         assert_eq!(

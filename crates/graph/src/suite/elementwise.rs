@@ -110,7 +110,7 @@ fn activation(kind: Activation, x: f64) -> f64 {
         Activation::Softplus => softplus(x),
         Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
-        Activation::Clamp { limit } => x.clamp(-f64::from(limit), f64::from(limit)),
+        Activation::Clamp { min, max } => x.clamp(f64::from(min), f64::from(max)),
         Activation::Xielu { alpha_p, alpha_n, beta, eps } => {
             let [alpha_p, alpha_n, beta, eps] = [alpha_p, alpha_n, beta, eps].map(f64::from);
             let positive = alpha_p * x * x;
@@ -130,7 +130,7 @@ fn activations() -> Vec<Case> {
         ("softplus", Activation::Softplus),
         ("relu", Activation::Relu),
         ("relu_squared", Activation::ReluSquared),
-        ("clamp", Activation::Clamp { limit: 1.5 }),
+        ("clamp", Activation::Clamp { min: -0.75, max: 1.5 }),
         ("xielu", Activation::Xielu { alpha_p: 0.8, alpha_n: 1.2, beta: 0.5, eps: -1e-6 }),
     ];
     let unary = |(name, kind): (&str, Activation)| Unary {

@@ -111,34 +111,14 @@ impl Encoder {
         spec: &EncoderSpec,
     ) -> Result<Self, ModelError> {
         let n_embd = keys.hidden_size("vision.embedding_length")?;
-        let heads = keys.count("vision.attention.head_count")?;
-        if heads == 0 || !n_embd.is_multiple_of(heads) {
-            let (key, value) = (keys.name("vision.attention.head_count"), heads.to_string());
-            let reason = "it must divide the embedding length";
-            return Err(ModelError::KeyValue { key, value, reason });
-        }
+        let heads = head_count(keys, n_embd)?;
         let eps = keys.epsilon("vision.attention.layer_norm_epsilon")?;
         let norm = if spec.is_rms { NormKind::Rms(eps) } else { NormKind::Layer(eps) };
         let layers = keys.layers("vision.block_count")?;
         let used = if spec.skips_last_block { layers.saturating_sub(1) } else { layers };
-        let side = layout.patch;
-        let values = layout.patch_values();
-        // Some files hold the matrix of unfolded patches.
-        let stored = match w.columns("v.patch_embd.weight") == Some(values) {
-            true => vec![values, n_embd],
-            false => vec![side, side, 3, n_embd],
-        };
-        let mut patch = vec![w.reshaped_linear(
-            ["v.patch_embd.weight", "v.patch_embd.bias"],
-            &stored,
-            [layout.patch_values(), n_embd],
-        )?];
+        let mut patch = vec![patch_embedding(w, "", layout, n_embd)?];
         if w.has("v.patch_embd.weight.1") {
-            patch.push(w.reshaped_linear(
-                ["v.patch_embd.weight.1", "v.patch_embd.bias.1"],
-                &stored,
-                [layout.patch_values(), n_embd],
-            )?);
+            patch.push(patch_embedding(w, ".1", layout, n_embd)?);
         }
         let mut blocks = Vec::new();
         for i in 0..used {
@@ -308,6 +288,33 @@ impl FfnActivation {
             }
         }
     }
+}
+
+/// Number of attention heads, which divides the width.
+pub(super) fn head_count(keys: &Keys<'_>, n_embd: usize) -> Result<usize, ModelError> {
+    let heads = keys.count("vision.attention.head_count")?;
+    if n_embd.is_multiple_of(heads) {
+        return Ok(heads);
+    }
+    let (key, value) = (keys.name("vision.attention.head_count"), heads.to_string());
+    Err(ModelError::KeyValue { key, value, reason: "it must divide the embedding length" })
+}
+
+/// The patch embedding with this suffix of its name. Some files hold the matrix of unfolded
+/// patches.
+pub(super) fn patch_embedding(
+    w: &mut Weights<'_>,
+    suffix: &str,
+    layout: &PatchLayout,
+    n_embd: usize,
+) -> Result<Linear, ModelError> {
+    let [weight, bias] = ["weight", "bias"].map(|part| format!("v.patch_embd.{part}{suffix}"));
+    let (side, values) = (layout.patch, layout.patch_values());
+    let stored = match w.columns(&weight) == Some(values) {
+        true => vec![values, n_embd],
+        false => vec![side, side, 3, n_embd],
+    };
+    w.reshaped_linear([&weight, &bias], &stored, [values, n_embd])
 }
 
 /// Two matrices with an activation between them.

@@ -7,6 +7,7 @@
 
 mod encoder;
 mod gemma3;
+mod gemma4;
 mod glm4v;
 mod idefics3;
 mod internvl;
@@ -43,8 +44,10 @@ struct Entry {
 }
 
 /// All families.
-const TOWERS: [Entry; 11] = [
+const TOWERS: [Entry; 13] = [
     Entry { name: "gemma3", load: gemma3::load },
+    Entry { name: "gemma4uv", load: gemma4::load_unified },
+    Entry { name: "gemma4v", load: gemma4::load },
     Entry { name: "glm4v", load: glm4v::load },
     Entry { name: "idefics3", load: idefics3::load },
     Entry { name: "internvl", load: internvl::load },

@@ -64,6 +64,16 @@ pub enum TowerInputError {
         /// Width and height that the tower takes.
         side: usize,
     },
+    /// The tower has no positions for so many patches in a side.
+    #[error("a picture of {width}×{height} pixels: the model takes sides of at most {side}")]
+    TooLarge {
+        /// Width in pixels.
+        width: usize,
+        /// Height in pixels.
+        height: usize,
+        /// Largest width and height.
+        side: usize,
+    },
     /// The number of pixels is not that of the size.
     #[error("a picture of {width}×{height} pixels has {found} values")]
     Pixels {
@@ -96,6 +106,8 @@ pub(super) struct PatchLayout {
     pub class: ClassToken,
     /// Tokens of a side of a window, if the tower has attention within windows.
     pub window: Option<usize>,
+    /// Whether the tower takes pixels from -1 to 1, of pictures with pixels from 0 to 1.
+    pub has_signed_pixels: bool,
 }
 
 /// Rows and columns of the tokens of a window.
@@ -111,7 +123,7 @@ impl PatchLayout {
                 return Err(ModelError::KeyValue { key, value, reason: "it must be 1 to 4096" });
             }
         }
-        Ok(Self { patch, merge, class, window: None })
+        Ok(Self { patch, merge, class, window: None, has_signed_pixels: false })
     }
 
     /// Values of a patch.
@@ -227,7 +239,11 @@ impl PatchLayout {
         for plane in picture.planes.chunks_exact(picture.width * picture.height) {
             for line in row * side..(row + 1) * side {
                 let start = line * picture.width + column * side;
-                to.extend_from_slice(&plane[start..start + side]);
+                let pixels = &plane[start..start + side];
+                match self.has_signed_pixels {
+                    true => to.extend(pixels.iter().map(|pixel| 2.0 * (pixel - 0.5))),
+                    false => to.extend_from_slice(pixels),
+                }
             }
         }
     }

@@ -14,12 +14,16 @@ pub(super) enum Resize {
     /// Bicubic with a = −0.75; the edges of both tables coincide, and the table continues beyond
     /// its edges with its outer values (`grid_sample`).
     Bicubic,
+    /// A table of columns and a table of rows, which do not change; a patch has the sum of both.
+    SumOfAxes,
 }
 
+/// Tensor of the positions.
+const NAME: &str = "v.position_embd.weight";
 /// Parameter of bicubic interpolation, that of PyTorch.
 const CUBIC: f32 = -0.75;
 
-/// A table `[columns, class + n · n]`.
+/// A table `[columns, class + n · n]`, or two tables `[columns, n]`.
 #[derive(Debug, Clone)]
 pub(super) struct PositionTable {
     rows: Vec<f32>,
@@ -39,7 +43,6 @@ impl PositionTable {
         layout: &PatchLayout,
         resize: Resize,
     ) -> Result<Self, ModelError> {
-        const NAME: &str = "v.position_embd.weight";
         let count = w.rows(NAME).ok_or_else(|| ModelError::MissingTensor { name: NAME.into() })?;
         let mut rows = w.numbers(NAME, count * cols)?.unwrap_or_default();
         let class = match layout.class {
@@ -65,6 +68,15 @@ impl PositionTable {
             });
         }
         Ok(Self { rows, cols, side, resize, class })
+    }
+
+    /// Reads `v.position_embd.weight`, `[cols, n, 2]`: a table of the columns of a picture and a
+    /// table of its rows.
+    pub fn load_axes(w: &Weights<'_>, cols: usize) -> Result<Self, ModelError> {
+        let side = w.rows_of(NAME)?;
+        let missing = || ModelError::MissingTensor { name: NAME.into() };
+        let rows = w.numbers(NAME, 2 * side * cols)?.ok_or_else(missing)?;
+        Ok(Self { rows, cols, side, resize: Resize::SumOfAxes, class: None })
     }
 
     /// Sets what the patch embedding adds to each row but must not add to the class token.
@@ -95,6 +107,9 @@ impl PositionTable {
                 side: self.side * layout.patch,
             });
         }
+        if self.resize == Resize::SumOfAxes {
+            return self.add_sums(layout, picture, to);
+        }
         if layout.class == ClassToken::First {
             to.extend(self.class.iter().flatten());
         }
@@ -117,6 +132,26 @@ impl PositionTable {
         }
         if layout.class == ClassToken::Last {
             to.extend(self.class.iter().flatten());
+        }
+        Ok(())
+    }
+
+    /// Appends the sums of both tables for each patch.
+    fn add_sums(
+        &self,
+        layout: &PatchLayout,
+        picture: &NormalizedPicture<'_>,
+        to: &mut Vec<f32>,
+    ) -> Result<(), TowerInputError> {
+        let NormalizedPicture { width, height, .. } = *picture;
+        if width.max(height) > self.side * layout.patch {
+            let side = self.side * layout.patch;
+            return Err(TowerInputError::TooLarge { width, height, side });
+        }
+        let (by_column, by_row) = self.rows.split_at(self.side * self.cols);
+        for [y, x] in layout.order(layout.tokens(width, height)?) {
+            let pairs = by_column[x * self.cols..].iter().zip(&by_row[y * self.cols..]);
+            to.extend(pairs.take(self.cols).map(|(a, b)| a + b));
         }
         Ok(())
     }

@@ -30,6 +30,21 @@ pub(super) fn two_axis_rope(
     }
 }
 
+/// Rotary table of `dims` dimensions that rotate by one axis, with equally spaced exponents of
+/// `base`.
+pub(super) fn one_axis_rope(axis: u8, dims: usize, base: f64) -> Rope {
+    let pairs = dims / 2;
+    let frequency = |i: usize| base.powf(-(i as f64) / pairs as f64) as f32;
+    Rope {
+        kind: RopeKind::Neox,
+        frequencies: (0..pairs).map(frequency).collect(),
+        magnitude: 1.0,
+        axes: vec![axis; pairs],
+        position_offset: 0,
+        is_inverse: false,
+    }
+}
+
 /// Both halves have the frequencies `2i / (head_dim / 2)`.
 pub(super) fn equal_halves(head_dim: usize) -> impl Fn(usize, usize) -> f64 {
     move |_, i| 2.0 * i as f64 / (head_dim / 2) as f64
