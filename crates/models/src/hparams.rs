@@ -109,6 +109,12 @@ impl<'a> Keys<'a> {
         Ok(width)
     }
 
+    /// Numbers of blocks; empty if the file has no such list.
+    pub fn block_indices(&self, key: &str) -> Result<Vec<usize>, ModelError> {
+        let indices = self.meta.u32s(&self.name(key))?.unwrap_or_default();
+        Ok(indices.into_iter().take(MAX_LAYERS as usize).map(|index| index as usize).collect())
+    }
+
     /// `target_layers`: layers of the target model that a companion taps.
     pub fn target_layers(&self) -> Result<Vec<usize>, ModelError> {
         let key = self.name("target_layers");

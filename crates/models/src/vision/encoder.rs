@@ -12,6 +12,8 @@
 //!
 //! Qwen2.5-VL has blocks with attention within windows ([`EncoderSpec::full_attention_every`]).
 
+use std::ops::Range;
+
 use puna_graph::{
     Activation, AttentionSpec, Glu, Graph, Index, Linear, Mask, RopeId, ValueId, WeightId,
 };
@@ -52,8 +54,8 @@ pub(super) struct EncoderSpec {
     /// Whether the graph has an input of learned positions.
     pub has_positions: bool,
     /// Each block with a number that is a multiple has full attention, counted from 1. The other
-    /// blocks have attention within windows of rows.
-    pub full_attention_every: usize,
+    /// blocks have attention within windows of rows; all blocks without a number.
+    pub full_attention_every: Option<usize>,
 }
 
 impl EncoderSpec {
@@ -66,7 +68,7 @@ impl EncoderSpec {
             may_swap_ffn: false,
             skips_last_block: false,
             has_positions: true,
-            full_attention_every: 1,
+            full_attention_every: Some(1),
         }
     }
 }
@@ -122,7 +124,8 @@ impl Encoder {
         }
         let mut blocks = Vec::new();
         for i in 0..used {
-            let mask = match (i + 1).is_multiple_of(spec.full_attention_every) {
+            let is_full = |every: usize| (i + 1).is_multiple_of(every);
+            let mask = match spec.full_attention_every.is_some_and(is_full) {
                 true => Mask::Full,
                 false => Mask::RowWindow,
             };
@@ -154,8 +157,19 @@ impl Encoder {
         &self,
         g: &mut Graph,
         ropes: HeadRopes<'_>,
-        mut after_block: impl FnMut(&mut Graph, usize, ValueId),
+        after_block: impl FnMut(&mut Graph, usize, ValueId),
     ) -> ValueId {
+        let x = self.embed(g);
+        self.run_blocks(g, 0..self.blocks.len(), x, ropes, after_block)
+    }
+
+    /// Number of blocks.
+    pub fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Rows of all patches in front of the first block.
+    pub fn embed(&self, g: &mut Graph) -> ValueId {
         let patches = g.input_rows("inp_raw", self.patch_values);
         let mut x = g.linear("patch_embd", &self.patch[0], patches);
         for second in &self.patch[1..] {
@@ -167,10 +181,22 @@ impl Encoder {
             let positions = g.input_rows("pos_embd", self.n_embd);
             x = g.add("inp_pos", x, positions);
         }
-        x = self.pre_norm.apply(g, "pre_ln", x);
-        for (i, block) in self.blocks.iter().enumerate() {
+        self.pre_norm.apply(g, "pre_ln", x)
+    }
+
+    /// Rows behind these blocks, from the rows in front of them. `after_block` is called with the
+    /// result of each block.
+    pub fn run_blocks(
+        &self,
+        g: &mut Graph,
+        blocks: Range<usize>,
+        mut x: ValueId,
+        ropes: HeadRopes<'_>,
+        mut after_block: impl FnMut(&mut Graph, usize, ValueId),
+    ) -> ValueId {
+        for i in blocks {
             g.set_layer(Some(i));
-            x = block.forward(g, i, x, ropes);
+            x = self.blocks[i].forward(g, i, x, ropes);
             after_block(g, i, x);
         }
         g.set_layer(None);

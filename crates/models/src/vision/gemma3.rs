@@ -34,7 +34,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let x = g.rms_norm("soft_emb_norm", &norm, x);
     let x = g.linear("mm_out", &project, x);
     g.set_result(x);
-    Ok(LoadedTower { graph, layout, positions: Some(positions), row_end: None })
+    Ok(LoadedTower::new(graph, layout, Some(positions)))
 }
 
 /// The matrix of a tensor `[out, input]`.

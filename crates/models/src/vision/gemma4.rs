@@ -74,7 +74,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let x = norm.unweighted(n_embd).apply(g, "mm_norm", x);
     let x = g.linear("mm_out", &project, x);
     g.set_result(x);
-    Ok(LoadedTower { graph, layout, positions: Some(positions), row_end: None })
+    Ok(LoadedTower::new(graph, layout, Some(positions)))
 }
 
 pub(super) fn load_unified(
@@ -108,7 +108,7 @@ pub(super) fn load_unified(
     let x = g.gather_outputs(x);
     let x = g.linear("mm_out", &project, x);
     g.set_result(x);
-    Ok(LoadedTower { graph, layout, positions: Some(positions), row_end: None })
+    Ok(LoadedTower::new(graph, layout, Some(positions)))
 }
 
 fn projection(w: &mut Weights<'_>, n_embd: usize) -> Result<Linear, ModelError> {

@@ -54,7 +54,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let x = g.glu("mm_glu", Glu::Silu, hidden, other);
     let x = g.linear("mm_out", &down, x);
     g.set_result(x);
-    Ok(LoadedTower { graph, layout, positions, row_end: None })
+    Ok(LoadedTower::new(graph, layout, positions))
 }
 
 /// The matrices of the head's gated network.

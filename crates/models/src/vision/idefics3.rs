@@ -30,5 +30,5 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let x = g.concat_rows("pixel_shuffle", x, layout.patches_per_token());
     let x = g.linear("mm_out", &project, x);
     g.set_result(x);
-    Ok(LoadedTower { graph, layout, positions: Some(positions), row_end: None })
+    Ok(LoadedTower::new(graph, layout, Some(positions)))
 }

@@ -43,5 +43,5 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let x = g.activate("mm_act", Activation::GeluErf, x);
     let x = g.linear("mm_fc", &project, x);
     g.set_result(x);
-    Ok(LoadedTower { graph, layout, positions: Some(positions), row_end: None })
+    Ok(LoadedTower::new(graph, layout, Some(positions)))
 }

@@ -37,5 +37,5 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let x = g.gather_outputs(x);
     let x = mlp(g, &first, Activation::GeluErf, &second, x);
     g.set_result(x);
-    Ok(LoadedTower { graph, layout, positions: Some(positions), row_end: None })
+    Ok(LoadedTower::new(graph, layout, Some(positions)))
 }

@@ -13,11 +13,13 @@ mod idefics3;
 mod internvl;
 mod llama4;
 mod llava;
+mod minicpm46;
 mod patches;
 mod pixtral;
 mod position_table;
 mod preprocess;
 mod qwen_vl;
+mod resampler;
 mod rope;
 
 use puna_gguf::View;
@@ -27,11 +29,12 @@ use puna_media::Picture;
 use crate::error::ModelError;
 use crate::hparams::Keys;
 use crate::weights::Weights;
-use patches::{ClassToken, PatchLayout};
+use patches::{ClassToken, PatchLayout, merged_input};
 pub use patches::{NormalizedPicture, TowerInputError};
 use position_table::PositionTable;
 use preprocess::Preprocessing;
 pub use preprocess::{PromptPart, TowerPicture};
+use resampler::Queries;
 
 /// `general.architecture` of projector files.
 const PROJECTOR_ARCHITECTURE: &str = "clip";
@@ -44,7 +47,7 @@ struct Entry {
 }
 
 /// All families.
-const TOWERS: [Entry; 13] = [
+const TOWERS: [Entry; 15] = [
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "gemma4uv", load: gemma4::load_unified },
     Entry { name: "gemma4v", load: gemma4::load },
@@ -53,11 +56,13 @@ const TOWERS: [Entry; 13] = [
     Entry { name: "internvl", load: internvl::load },
     Entry { name: "lightonocr", load: pixtral::load },
     Entry { name: "llama4", load: llama4::load },
+    Entry { name: "minicpmv4_6", load: minicpm46::load },
     Entry { name: "mlp", load: llava::load },
     Entry { name: "pixtral", load: pixtral::load },
     Entry { name: "qwen2.5vl_merger", load: qwen_vl::load_2_5 },
     Entry { name: "qwen2vl_merger", load: qwen_vl::load_2 },
     Entry { name: "qwen3vl_merger", load: qwen_vl::load_3 },
+    Entry { name: "resampler", load: resampler::load },
 ];
 
 /// What a family makes of a file.
@@ -68,6 +73,17 @@ struct LoadedTower {
     positions: Option<PositionTable>,
     /// Row of the result behind each row of tokens of a picture but the last.
     row_end: Option<Vec<f32>>,
+    /// Rows of the last input of a tower with a resampler.
+    queries: Option<Queries>,
+    /// Blocks behind a merger in the middle of the tower. The only input is the result of `graph`.
+    second: Option<Graph>,
+}
+
+impl LoadedTower {
+    /// A tower of one graph without further rows.
+    fn new(graph: Graph, layout: PatchLayout, positions: Option<PositionTable>) -> Self {
+        Self { graph, layout, positions, row_end: None, queries: None, second: None }
+    }
 }
 
 /// A vision tower, ready for a backend.
@@ -110,7 +126,8 @@ impl VisionTower {
         })?;
         let mut weights = Weights::new(view);
         let tower = (entry.load)(&keys, &mut weights)?;
-        let result = tower.graph.result().map_or(0, |result| tower.graph.value(result).cols);
+        let last = tower.second.as_ref().unwrap_or(&tower.graph);
+        let width = last.result().map_or(0, |result| last.value(result).cols);
         let preprocessing = Preprocessing::read(&keys, name, &tower.layout)?;
         Ok(Self {
             name: entry.name,
@@ -118,7 +135,7 @@ impl VisionTower {
             preprocessing,
             weights: weights.tensors,
             ropes: weights.ropes,
-            width: result,
+            width,
         })
     }
 
@@ -135,6 +152,12 @@ impl VisionTower {
     /// Operations of a step. Its rows are patches, its output rows tokens.
     pub fn graph(&self) -> &Graph {
         &self.tower.graph
+    }
+
+    /// Operations of a second step, if the tower merges patches between two blocks. It takes the
+    /// result of the first step ([`Self::second_input`]).
+    pub fn second_graph(&self) -> Option<&Graph> {
+        self.tower.second.as_ref()
     }
 
     /// Columns of the rows of a picture.
@@ -171,6 +194,9 @@ impl VisionTower {
     /// The size is not a multiple of the size of a token.
     pub fn token_count(&self, width: usize, height: usize) -> Result<usize, TowerInputError> {
         let [rows, columns] = self.tower.layout.tokens(width, height)?;
+        if self.tower.queries.is_some() {
+            return Ok(self.tower.layout.queries);
+        }
         let ends = if self.tower.row_end.is_some() { rows - 1 } else { 0 };
         Ok(rows * columns + ends)
     }
@@ -183,17 +209,42 @@ impl VisionTower {
     pub fn input(&self, pictures: &[NormalizedPicture<'_>]) -> Result<StepInput, TowerInputError> {
         let mut input = StepInput::default();
         let positions = self.tower.positions.as_ref();
-        input.inputs.resize_with(1 + usize::from(positions.is_some()), Vec::new);
+        let queries = self.tower.queries.as_ref();
+        let inputs = 1 + usize::from(positions.is_some()) + usize::from(queries.is_some());
+        input.inputs.resize_with(inputs, Vec::new);
         for picture in pictures {
             self.tower.layout.add(picture, &mut input)?;
             if let Some(table) = positions {
                 table.add_rows(&self.tower.layout, picture, &mut input.inputs[1])?;
             }
+            if let Some(queries) = queries {
+                queries.add_rows(&self.tower.layout, picture, &mut input.inputs[inputs - 1])?;
+            }
         }
         Ok(input)
     }
 
-    /// Rows of the pictures of a step, from its result.
+    /// The input of the second step ([`Self::second_graph`]) for the pictures of the first step,
+    /// from its result.
+    ///
+    /// # Errors
+    /// Those of [`VisionTower::input`].
+    pub fn second_input(
+        &self,
+        pictures: &[NormalizedPicture<'_>],
+        result: &[f32],
+    ) -> Result<StepInput, TowerInputError> {
+        let layout = &self.tower.layout;
+        let merged = layout.patches_per_token() / layout.inner_merge.pow(2);
+        let count = |picture: &NormalizedPicture<'_>| {
+            let [rows, columns] = layout.tokens(picture.width, picture.height)?;
+            Ok(rows * columns * merged)
+        };
+        let counts = pictures.iter().map(count).collect::<Result<Vec<_>, _>>()?;
+        Ok(merged_input(&counts, merged, result))
+    }
+
+    /// Rows of the pictures of a step, from the result of the last step.
     ///
     /// # Errors
     /// Those of [`VisionTower::input`].
@@ -206,6 +257,12 @@ impl VisionTower {
         let mut all = Vec::new();
         for picture in pictures {
             let [rows, columns] = self.tower.layout.tokens(picture.width, picture.height)?;
+            if self.tower.queries.is_some() {
+                let end = first + self.tower.layout.queries;
+                all.push(result[first * self.width..end * self.width].to_vec());
+                first = end;
+                continue;
+            }
             let mut places = vec![0; rows * columns];
             let order = self.tower.layout.token_order([rows, columns]);
             order.enumerate().for_each(|(at, [y, x])| places[y * columns + x] = first + at);

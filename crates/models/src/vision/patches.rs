@@ -108,6 +108,11 @@ pub(super) struct PatchLayout {
     pub window: Option<usize>,
     /// Whether the tower takes pixels from -1 to 1, of pictures with pixels from 0 to 1.
     pub has_signed_pixels: bool,
+    /// Patches of a side of a block that becomes one row in the middle of the tower; 1 without.
+    pub inner_merge: usize,
+    /// Rows of learned queries behind the patches. They are the output rows, and all rows see the
+    /// patches only.
+    pub queries: usize,
 }
 
 /// Rows and columns of the tokens of a window.
@@ -123,7 +128,8 @@ impl PatchLayout {
                 return Err(ModelError::KeyValue { key, value, reason: "it must be 1 to 4096" });
             }
         }
-        Ok(Self { patch, merge, class, window: None, has_signed_pixels: false })
+        let (window, has_signed_pixels, inner_merge, queries) = (None, false, 1, 0);
+        Ok(Self { patch, merge, class, window, has_signed_pixels, inner_merge, queries })
     }
 
     /// Values of a patch.
@@ -171,9 +177,13 @@ impl PatchLayout {
     /// Row and column of each patch of a picture in the order of the step, for a picture of
     /// `rows` × `columns` tokens.
     pub fn order(&self, size: [usize; 2]) -> impl Iterator<Item = [usize; 2]> + use<> {
-        let m = self.merge;
+        let (merge, inner) = (self.merge, self.inner_merge);
+        let square = |n: usize| (0..n).flat_map(move |y| (0..n).map(move |x| [y, x]));
         self.token_order(size).flat_map(move |[y, x]| {
-            (0..m).flat_map(move |dy| (0..m).map(move |dx| [y * m + dy, x * m + dx]))
+            square(merge / inner).flat_map(move |[by, bx]| {
+                let (y, x) = (y * merge + by * inner, x * merge + bx * inner);
+                square(inner).map(move |[dy, dx]| [y + dy, x + dx])
+            })
         })
     }
 
@@ -199,9 +209,12 @@ impl PatchLayout {
             add_row(input, first_row, at.map(|at| at + offset));
             self.add_patch(picture, at, &mut input.inputs[0]);
         }
-        let merged = self.patches_per_token();
+        let merged = self.rows_per_output();
         let ends = (start + merged - 1..input.tokens.len()).step_by(merged);
-        input.outputs.extend(ends.map(|row| row as u32));
+        match self.queries {
+            0 => input.outputs.extend(ends.map(|row| row as u32)),
+            count => self.add_queries(count, input, first_row),
+        }
         if self.class == ClassToken::Last {
             self.add_class(input, first_row);
         }
@@ -211,8 +224,34 @@ impl PatchLayout {
         Ok(())
     }
 
+    /// Adds rows without pixels for queries.
+    fn add_queries(&self, count: usize, input: &mut StepInput, first_row: usize) {
+        for _ in 0..count {
+            input.outputs.push(input.tokens.len() as u32);
+            add_row(input, first_row, [0; 2]);
+        }
+        input.inputs[0].extend(std::iter::repeat_n(0.0, count * self.patch_values()));
+    }
+
+    /// Number of rows that become one output row.
+    fn rows_per_output(&self) -> usize {
+        match self.inner_merge {
+            1 => self.patches_per_token(),
+            side => side * side,
+        }
+    }
+
     /// Rows of each window of a picture; none without attention within windows.
     fn row_windows(&self, tokens: [usize; 2]) -> Vec<RowWindow> {
+        let patches = tokens[0] * tokens[1] * self.patches_per_token();
+        if self.queries > 0 {
+            return vec![RowWindow { rows: 0..patches + self.queries, sees: 0..patches }];
+        }
+        if self.inner_merge > 1 {
+            let side = self.rows_per_output();
+            let blocks = (0..patches).step_by(side).map(|first| first..first + side);
+            return blocks.map(|rows| RowWindow { sees: rows.clone(), rows }).collect();
+        }
         let mut end = 0;
         let windows = self.windows(tokens).filter(|_| self.window.is_some());
         let rows = windows.map(|[down, across]| {
@@ -247,6 +286,20 @@ impl PatchLayout {
             }
         }
     }
+}
+
+/// The input of the second graph of a tower, for pictures of `counts` rows with the values `rows`.
+/// Groups of `merged` rows become one row.
+pub(super) fn merged_input(counts: &[usize], merged: usize, rows: &[f32]) -> StepInput {
+    let mut input = StepInput { inputs: vec![rows.to_vec()], ..StepInput::default() };
+    for &rows in counts {
+        let first_row = input.tokens.len();
+        (0..rows).for_each(|_| add_row(&mut input, first_row, [0; 2]));
+        let ends = (first_row + merged - 1..input.tokens.len()).step_by(merged);
+        input.outputs.extend(ends.map(|row| row as u32));
+        input.segments.push(Segment { first_row, rows, ..Segment::default() });
+    }
+    input
 }
 
 /// Adds a row of the segment from `first_row` on, for the patch in this row and column.

@@ -59,5 +59,5 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     };
     let x = mlp(g, &first, Activation::GeluErf, &second, x);
     g.set_result(x);
-    Ok(LoadedTower { graph, layout, positions: None, row_end })
+    Ok(LoadedTower { row_end, ..LoadedTower::new(graph, layout, None) })
 }

@@ -14,6 +14,8 @@ pub(super) enum Resize {
     /// Bicubic with a = −0.75; the edges of both tables coincide, and the table continues beyond
     /// its edges with its outer values (`grid_sample`).
     Bicubic,
+    /// The nearest position before, of as many positions as the table has in a side.
+    Buckets,
     /// A table of columns and a table of rows, which do not change; a patch has the sum of both.
     SumOfAxes,
 }
@@ -133,6 +135,7 @@ impl PositionTable {
         if layout.class == ClassToken::Last {
             to.extend(self.class.iter().flatten());
         }
+        to.extend(std::iter::repeat_n(0.0, layout.queries * self.cols));
         Ok(())
     }
 
@@ -163,6 +166,11 @@ impl PositionTable {
     /// Positions of the table that patch `at` of `of` is made of, with their weights.
     fn taps(&self, at: usize, of: usize) -> Vec<(usize, f32)> {
         let last = self.side - 1;
+        if self.resize == Resize::Buckets {
+            let place = at as f32 / of as f32;
+            let starts = (1..self.side).map(|i| (i as f64 / self.side as f64) as f32);
+            return vec![(starts.take_while(|start| *start <= place).count(), 1.0)];
+        }
         let exact = match self.resize {
             Resize::Bicubic => (at as f32 + 0.5) / of as f32 * self.side as f32 - 0.5,
             _ if of > 1 => at as f32 * (last as f32 / (of - 1) as f32),

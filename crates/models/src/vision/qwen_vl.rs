@@ -47,7 +47,7 @@ pub(super) fn load_2_5(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTow
     let spec = EncoderSpec {
         is_rms: true,
         has_positions: false,
-        full_attention_every: keys.count("vision.n_wa_pattern")?.max(1),
+        full_attention_every: Some(keys.count("vision.n_wa_pattern")?),
         ..EncoderSpec::new(FfnActivation::Plain(Activation::Silu))
     };
     load(keys, w, layout.with_windows(pixels / layout.patch / layout.merge), spec)
@@ -91,7 +91,7 @@ fn load(
     let x = mlp(g, &first, Activation::GeluErf, &second, x);
     let x = stacked.into_iter().fold(x, |x, rows| g.concat("deepstack", x, rows));
     g.set_result(x);
-    Ok(LoadedTower { graph, layout, positions, row_end: None })
+    Ok(LoadedTower::new(graph, layout, positions))
 }
 
 /// Rotary table of heads with `head_dim` dimensions.
