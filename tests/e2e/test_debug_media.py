@@ -60,7 +60,7 @@ def test_wrong_arguments_are_named(tmp_path):
         ((text, broken, "--projector", projector, "--prompt", "<__media__>"), "broken.png"),
         ((text, picture, "--projector", VISION / "qwen3vl-mmproj.gguf", "--prompt", "<__media__>x"), "rows of 96 values"),
         ((text, picture, "--projector", text, "--prompt", "<__media__>"), "a projector file has clip"),
-        ((text, picture, "--projector", projector, "--prompt", "x <__media__>"), "ends with a medium"),
+        ((VISION / "llava-text.gguf", picture, "--projector", VISION / "llava-mmproj.gguf", "--prompt", "x <__media__>"), "ends with a medium"),
         ((text, picture, "--projector", projector, "--prompt", "<__media__> x", "--split", "0"), "--split"),
     ]:
         done = puna("debug", "media", *arguments, env=os.environ)

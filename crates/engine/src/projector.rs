@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_gguf::View;
-use puna_graph::{Backend, Capacity, Plan, ProgramId};
+use puna_graph::{Backend, Capacity, Graph, Plan, ProgramId, StepInput};
 use puna_models::{NormalizedPicture, TowerInputError, TowerPicture, VisionTower};
 
 use crate::error::EngineError;
@@ -14,7 +14,8 @@ use crate::media::MediumLayout;
 pub struct Projector {
     tower: Arc<VisionTower>,
     backend: Box<dyn Backend>,
-    programs: HashMap<Capacity, ProgramId>,
+    /// Programs of the first and of the second graph.
+    programs: HashMap<(bool, Capacity), ProgramId>,
 }
 
 impl Projector {
@@ -50,19 +51,33 @@ impl Projector {
     pub fn encode(&mut self, pictures: &[&TowerPicture]) -> Result<Vec<Vec<f32>>, EngineError> {
         let pictures: Vec<NormalizedPicture<'_>> =
             pictures.iter().map(|picture| picture.normalized()).collect();
-        let input = self.tower.input(&pictures)?;
+        let tower = Arc::clone(&self.tower);
+        self.run(tower.graph(), false, &tower.input(&pictures)?)?;
+        if let Some(second) = tower.second_graph() {
+            let input = tower.second_input(&pictures, self.backend.result())?;
+            self.run(second, true, &input)?;
+        }
+        Ok(tower.rows(&pictures, self.backend.result())?)
+    }
+
+    /// Runs a step of one of the tower's graphs.
+    fn run(
+        &mut self,
+        graph: &Graph,
+        is_second: bool,
+        input: &StepInput,
+    ) -> Result<(), EngineError> {
         let capacity = Capacity::class(input.tokens.len(), input.outputs.len());
-        let program = match self.programs.get(&capacity) {
+        let program = match self.programs.get(&(is_second, capacity)) {
             Some(program) => *program,
             None => {
-                let plan = Plan::new(self.tower.graph().clone(), capacity);
-                let program = self.backend.compile(plan)?;
-                self.programs.insert(capacity, program);
+                let program = self.backend.compile(Plan::new(graph.clone(), capacity))?;
+                self.programs.insert((is_second, capacity), program);
                 program
             }
         };
-        self.backend.run(program, &input);
-        Ok(self.tower.rows(&pictures, self.backend.result())?)
+        self.backend.run(program, input);
+        Ok(())
     }
 }
 
@@ -75,10 +90,9 @@ pub fn picture_layout(
     width: usize,
     height: usize,
 ) -> Result<MediumLayout, TowerInputError> {
-    let [_, columns] = tower.token_grid(width, height)?;
     Ok(MediumLayout {
         rows: tower.token_count(width, height)?,
-        columns: Some(columns),
+        columns: tower.position_columns(width, height)?,
         sees_itself: tower.rows_see_each_other(),
     })
 }

@@ -106,6 +106,76 @@ pub fn tiles_of_longest_edge(
     parts
 }
 
+/// The whole picture and the tiles of MiniCPM-V: both have about the area of a square of `side`
+/// pixels, and sides that are multiples of `alignment`. A picture that is not larger than the
+/// square has no tiles.
+pub fn whole_and_tiles_of_area(
+    picture: &Picture,
+    side: NonZeroU32,
+    alignment: NonZeroU32,
+    filter: Filter,
+) -> Vec<(PicturePart, Picture)> {
+    let size = picture.size();
+    let whole = |target| (PicturePart::Whole, stretch(target).apply(picture, filter, [0; 3]));
+    if size.width <= side.get() && size.height <= side.get() {
+        return vec![whole(Size::square(side.get()))];
+    }
+    let mut parts = vec![whole(size_of_area(size, side, alignment, false))];
+    let Some((columns, rows)) = grid_of_area(size, side) else { return parts };
+    let part = |side: u32, count: u32| {
+        let units = (side as f32 / count as f32).round() as u32;
+        units.max(1)
+    };
+    let tile = Size::new(part(size.width, columns), part(size.height, rows));
+    let tile = size_of_area(tile, side, alignment, true);
+    let grid = Size::new(tile.width * columns, tile.height * rows);
+    let placed = ceil_pad(size, grid).apply(picture, filter, [0; 3]);
+    let all = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+    parts.extend(all.filter_map(|(row, column)| {
+        let cut = placed.crop(column * tile.width, row * tile.height, tile)?;
+        Some((PicturePart::Tile { row: row + 1, column: column + 1, columns }, cut))
+    }));
+    parts
+}
+
+/// Largest number of tiles of MiniCPM-V.
+const MAX_AREA_TILES: u32 = 9;
+
+/// Size with the area of a square of `side` pixels and the aspect ratio of a picture. A smaller
+/// picture keeps its size unless `enlarges`.
+fn size_of_area(picture: Size, side: NonZeroU32, alignment: NonZeroU32, enlarges: bool) -> Size {
+    let (mut width, mut height) = (picture.width, picture.height);
+    if picture.pixels() > Size::square(side.get()).pixels() || enlarges {
+        let aspect = width as f32 / height as f32;
+        height = (side.get() as f32 / aspect.sqrt()) as u32;
+        width = (height as f32 * aspect) as u32;
+    }
+    let aligned = |side: u32| {
+        let units = (side as f32 / alignment.get() as f32).round() as u32;
+        units.max(1).saturating_mul(alignment.get())
+    };
+    Size::new(aligned(width), aligned(height))
+}
+
+/// Columns and rows of the tiles of a picture, with about the number of squares in its area. Of
+/// equal aspect ratios it is the first.
+fn grid_of_area(picture: Size, side: NonZeroU32) -> Option<(u32, u32)> {
+    let square = Size::square(side.get()).pixels();
+    let count = picture.pixels().div_ceil(square).min(MAX_AREA_TILES.into()) as u32;
+    let counts = [count.saturating_sub(1), count, count + 1];
+    let counts = counts.into_iter().filter(|count| (2..=MAX_AREA_TILES).contains(count));
+    let grids = counts.flat_map(|count| {
+        (1..=count).filter(move |columns| count % columns == 0).map(move |c| (c, count / c))
+    });
+    let aspect = (picture.width as f32 / picture.height as f32).ln();
+    let distance =
+        |(columns, rows): (u32, u32)| (aspect - (columns as f32 / rows as f32).ln()).abs();
+    grids.fold(None, |best: Option<(u32, u32)>, next| match best {
+        Some(best) if distance(best) <= distance(next) => Some(best),
+        _ => Some(next),
+    })
+}
+
 /// The size with a longer side of `edge` pixels. The shorter side is even.
 fn even_size(picture: Size, edge: NonZeroU32) -> Size {
     let aspect = picture.width as f32 / picture.height as f32;

@@ -170,12 +170,18 @@ impl VisionTower {
         self.preprocessing.apply(picture)
     }
 
-    /// Rows and columns of the tokens of a picture of this size in pixels.
+    /// Columns of the tokens of a picture of this size in pixels, if the tokens have positions of a
+    /// grid in text models with M-RoPE.
     ///
     /// # Errors
     /// The size is not a multiple of the size of a token.
-    pub fn token_grid(&self, width: usize, height: usize) -> Result<[usize; 2], TowerInputError> {
-        self.tower.layout.tokens(width, height)
+    pub fn position_columns(
+        &self,
+        width: usize,
+        height: usize,
+    ) -> Result<Option<usize>, TowerInputError> {
+        let [_, columns] = self.tower.layout.tokens(width, height)?;
+        Ok((self.name != "minicpmv4_6").then_some(columns))
     }
 
     /// Whether the rows of a picture see each other in the text model. The text models of the

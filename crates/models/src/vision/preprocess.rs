@@ -46,6 +46,8 @@ enum Rule {
     TileCount,
     /// Up to three times three tiles.
     ThreeByThree,
+    /// The whole picture and up to nine tiles, all with the area of a square.
+    TilesOfArea,
 }
 
 /// Texts around the parts of a picture.
@@ -55,10 +57,16 @@ enum Texts {
     Around(&'static str, &'static str),
     /// A text with row and column in front of each tile, and line breaks between rows.
     Numbered,
+    /// The whole picture between `<image>` tags, then each tile between `<slice>` tags, and line
+    /// breaks between rows.
+    Slices,
+    /// As [`Texts::Slices`], with one pair of `<slice>` tags around the tiles, and `<image>` tags
+    /// around each.
+    ImagesInSlice,
 }
 
 /// All families.
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 12] = [
     Family {
         names: &["gemma3"],
         rule: Rule::Square([0; 3]),
@@ -106,6 +114,12 @@ const FAMILIES: [Family; 11] = [
         rule: Rule::Pinpoints,
         filter: Filter::Bicubic,
         texts: Texts::Around("", ""),
+    },
+    Family {
+        names: &["minicpmv4_6", "resampler"],
+        rule: Rule::TilesOfArea,
+        filter: Filter::Bicubic,
+        texts: Texts::Slices,
     },
     Family {
         names: &["paddleocr"],
@@ -173,6 +187,7 @@ enum SizeRule {
     LongestEdge { edge: NonZeroU32, alignment: NonZeroU32 },
     TilesOfEdge { edge: NonZeroU32, side: NonZeroU32 },
     TilesOf { side: NonZeroU32, sizes: Vec<Size> },
+    TilesOfArea { side: NonZeroU32, alignment: NonZeroU32 },
 }
 
 impl Preprocessing {
@@ -197,50 +212,76 @@ impl Preprocessing {
             return Err(ModelError::KeyValue { key, value, reason });
         }
         let normalization = Normalization { mean, std };
-        Ok(Self { rule, filter: family.filter, normalization, texts: family.texts })
+        // MiniCPM-Llama3-V 2.5.
+        let is_2_5 = name == "resampler" && keys.opt_count("minicpmv_version")? == Some(2);
+        let texts = if is_2_5 { Texts::ImagesInSlice } else { family.texts };
+        Ok(Self { rule, filter: family.filter, normalization, texts })
     }
 
     /// Parts of a prompt for a picture.
     pub fn apply(&self, picture: &Picture) -> Vec<PromptPart> {
         let parts = self.rule.apply(picture, self.filter);
+        let count = parts.len();
         let mut prompt = Vec::new();
         if let Texts::Around(begin, _) = self.texts {
             prompt.push(PromptPart::Text(begin));
         }
-        let count = parts.len();
         for (number, (part, picture)) in parts.into_iter().enumerate() {
-            if self.texts == Texts::Numbered {
-                prompt.push(PromptPart::Tokens(vec![IDEFICS3_MARK.into(), part_name(part)]));
-            }
+            let [before, after] = self.texts.around(part, [number, count]);
             let planes = self.normalization.apply(&picture);
             let (width, height) = (picture.width() as usize, picture.height() as usize);
+            prompt.push(PromptPart::Tokens(before));
             prompt.push(PromptPart::Picture(TowerPicture { width, height, planes }));
-            if let (Texts::Numbered, PicturePart::Tile { column, columns, .. }) = (self.texts, part)
-                && column == columns
-            {
+            prompt.push(PromptPart::Tokens(after));
+        }
+        if let Texts::Around(_, end) = self.texts {
+            prompt.push(PromptPart::Text(end));
+        }
+        prompt
+    }
+}
+
+impl Texts {
+    /// Tokens in front of a part and behind it, by its number among all parts.
+    fn around(self, part: PicturePart, [number, count]: [usize; 2]) -> [Vec<String>; 2] {
+        let tokens = |tokens: &[&str]| tokens.iter().map(|&token| token.to_owned()).collect();
+        let (is_first_tile, is_last) = (number == 1, number + 1 == count);
+        let ends_row =
+            matches!(part, PicturePart::Tile { column, columns, .. } if column == columns);
+        match (self, part) {
+            (Texts::Around(..), _) => [Vec::new(), Vec::new()],
+            (Texts::Numbered, PicturePart::Whole) => {
+                [tokens(&[IDEFICS3_MARK, "<global-img>"]), tokens(&[IDEFICS3_MARK])]
+            }
+            (Texts::Numbered, PicturePart::Tile { row, column, .. }) => {
+                let name = format!("<row_{row}_col_{column}>");
+                let before = vec![IDEFICS3_MARK.to_owned(), name];
                 let is_last_row = number + 2 == count;
                 let line_break = if is_last_row { "\n\n" } else { "\n" };
-                prompt.push(PromptPart::Tokens(vec![line_break.into()]));
+                [before, if ends_row { tokens(&[line_break]) } else { Vec::new() }]
+            }
+            (_, PicturePart::Whole) => [tokens(&["<image>"]), tokens(&["</image>"])],
+            (Texts::Slices, PicturePart::Tile { .. }) => {
+                let after: &[&str] =
+                    if ends_row && !is_last { &["</slice>", "\n"] } else { &["</slice>"] };
+                [tokens(&["<slice>"]), tokens(after)]
+            }
+            (Texts::ImagesInSlice, PicturePart::Tile { .. }) => {
+                let before: &[&str] =
+                    if is_first_tile { &["<slice>", "<image>"] } else { &["<image>"] };
+                let after: &[&str] = match (is_last, ends_row) {
+                    (true, _) => &["</image>", "</slice>"],
+                    (false, true) => &["</image>", "\n"],
+                    (false, false) => &["</image>"],
+                };
+                [tokens(before), tokens(after)]
             }
         }
-        prompt.push(match self.texts {
-            Texts::Around(_, end) => PromptPart::Text(end),
-            Texts::Numbered => PromptPart::Tokens(vec![IDEFICS3_MARK.into()]),
-        });
-        prompt
     }
 }
 
 /// Token of Idefics 3 around each part.
 const IDEFICS3_MARK: &str = "<fake_token_around_image>";
-
-/// Token of Idefics 3 in front of a part.
-fn part_name(part: PicturePart) -> String {
-    match part {
-        PicturePart::Tile { row, column, .. } => format!("<row_{row}_col_{column}>"),
-        PicturePart::Whole => "<global-img>".into(),
-    }
-}
 
 impl SizeRule {
     fn read(keys: &Keys<'_>, rule: Rule, layout: &PatchLayout) -> Result<Self, ModelError> {
@@ -303,6 +344,7 @@ impl SizeRule {
                 let side = image_size()?;
                 Self::TilesOf { side, sizes: tiles::grid_sizes(side, max, fits).collect() }
             }
+            Rule::TilesOfArea => Self::TilesOfArea { side: image_size()?, alignment },
             Rule::ThreeByThree => {
                 let side = image_size()?;
                 let sizes = tiles::grid_sizes(side, 3, |columns, rows| columns * rows > 1);
@@ -326,6 +368,9 @@ impl SizeRule {
             }
             Self::TilesOfEdge { edge, side } => {
                 tiles::tiles_of_longest_edge(picture, edge, side, filter)
+            }
+            Self::TilesOfArea { side, alignment } => {
+                tiles::whole_and_tiles_of_area(picture, side, alignment, filter)
             }
             Self::TilesOf { side, ref sizes } => {
                 tiles::tiles_and_whole(picture, side, filter, sizes.iter().copied())
