@@ -24,7 +24,8 @@ def floats(data):
 
 def run(entry, case, folder, *options):
     pictures = [case["image"]] if "image" in case else [image["image"] for image in case["images"]]
-    types = ("--cache-type-k", "f32", "--cache-type-v", "f32", "--num-ctx", "1024")
+    rows = sum(chunk.get("n_tokens", 0) for chunk in case["chunks"])
+    types = ("--cache-type-k", "f32", "--cache-type-v", "f32", "--num-ctx", "1024" if rows < 900 else "2048")
     done = puna("debug", "media", VISION / entry["text"], *(VISION / name for name in pictures), "--projector", VISION / entry["mmproj"],
                 "--prompt", case["prompt"], "--json", "--dump", folder, *types, *options, env=os.environ)
     assert done.returncode == 0, done.stderr

@@ -8,4 +8,5 @@ mod blocks;
 mod drafts;
 mod kin;
 mod kit;
+mod preprocessing;
 mod vision;

@@ -1,5 +1,5 @@
-//! Every entry of `tests/data/vision` gives the reference's rows: the stored pixels go through the
-//! tower on the CPU, at every level of this machine, alone and with other pictures in one step.
+//! Every entry of `tests/data/vision` gives the reference's rows: its pictures go through
+//! preprocessing and the tower on the CPU, at every level of this machine, alone and together.
 //!
 //! The references are those of transformers in f32.
 
@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 
 use puna_cpu::{Config, CpuBackend};
 use puna_graph::{Backend, Capacity, Plan};
-use puna_models::{NormalizedPicture, VisionTower};
+use puna_models::{NormalizedPicture, PromptPart, TowerPicture, VisionTower};
 use serde_json::Value;
+
+use crate::preprocessing::parts;
 
 /// An array of a `.npy` file with f32 values.
 struct Array {
@@ -29,11 +31,18 @@ impl Array {
     }
 }
 
-fn folder() -> PathBuf {
+impl From<TowerPicture> for Array {
+    fn from(picture: TowerPicture) -> Self {
+        let TowerPicture { width, height, planes } = picture;
+        Self { shape: vec![height, width], values: planes }
+    }
+}
+
+pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/vision")
 }
 
-fn entries() -> Vec<(String, Value)> {
+pub fn entries() -> Vec<(String, Value)> {
     let files = std::fs::read_dir(folder()).unwrap().map(|file| file.unwrap().path());
     let mut entries: Vec<_> = files
         .filter(|path| path.extension().is_some_and(|end| end == "json"))
@@ -113,13 +122,16 @@ fn towers_give_the_rows_of_the_reference() {
             let mut backend = CpuBackend::new(&config).unwrap();
             backend.load_weights(tower.weights().to_vec(), tower.ropes().to_vec()).unwrap();
             for (number, case) in entry["cases"].as_array().unwrap().iter().enumerate() {
-                // Large pictures have no file of pixels.
                 let lists = ["pixels", "embeddings"].map(|list| case[list].as_array().unwrap());
                 assert_eq!(lists[0].len(), lists[1].len(), "{name}");
                 let file = |one: &Value| Some(Array::read(&folder().join(one["file"].as_str()?)));
-                let both = lists[0].iter().zip(lists[1]);
-                let (pixels, expected): (Vec<Array>, Vec<Array>) =
-                    both.filter_map(|(a, b)| file(a).zip(file(b))).unzip();
+                let expected: Vec<Array> = lists[1].iter().filter_map(file).collect();
+                let made = parts(&tower, case).into_iter().filter_map(|part| match part {
+                    PromptPart::Picture(picture) => Some(Array::from(picture)),
+                    _ => None,
+                });
+                let pixels: Vec<Array> = made.collect();
+                assert_eq!(expected.len(), pixels.len(), "{name}");
                 compared += pixels.len();
                 let tolerance = case["embeddings_tolerance"].as_f64().unwrap() as f32;
                 let alone = pixels.iter().flat_map(|one| rows(&tower, &mut backend, &[one]));
@@ -142,5 +154,5 @@ fn towers_give_the_rows_of_the_reference() {
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
     let levels = puna_cpu::kernels::levels().len();
-    assert!(entries.len() >= 20 && compared >= 20 * levels, "only {compared} pictures compared");
+    assert!(entries.len() >= 22 && compared >= 70 * levels, "only {compared} pictures compared");
 }

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::pixels::{Picture, Size};
-use super::size_rules::{ceil_pad, stretch};
+use super::size_rules::{PixelRange, ceil_pad, smart_resize, stretch};
 use super::weights::Filter;
 
 /// A part of a picture.
@@ -176,6 +176,55 @@ fn grid_of_area(picture: Size, side: NonZeroU32) -> Option<(u32, u32)> {
     })
 }
 
+/// Side of a tile of LFM2-VL in pixels.
+const ASPECT_SIDE: NonZeroU32 = NonZeroU32::new(512).unwrap();
+/// Largest number of tiles of LFM2-VL.
+const MAX_ASPECT_TILES: u32 = 10;
+
+/// Tiles of LFM2-VL, then the whole picture within `range`. A picture of at most twice the largest
+/// number of pixels has no tiles.
+pub fn tiles_of_aspect(
+    picture: &Picture,
+    alignment: NonZeroU32,
+    range: PixelRange,
+    filter: Filter,
+) -> Vec<(PicturePart, Picture)> {
+    let size = picture.size();
+    let unit = f64::from(alignment.get());
+    let rounded = |side: u32| (f64::from(side) / unit).round_ties_even() * unit;
+    let is_large = rounded(size.width) * rounded(size.height) > 2.0 * range.max as f64;
+    let grid = if is_large { grid_of_aspect(size) } else { None };
+    let mut parts = grid.map_or_else(Vec::new, |(columns, rows)| {
+        let side = ASPECT_SIDE.get();
+        let placed = ceil_pad(size, Size::new(columns * side, rows * side));
+        cut(&placed.apply(picture, filter, [0; 3]), ASPECT_SIDE)
+    });
+    let whole = stretch(smart_resize(size, alignment, range)).apply(picture, filter, [0; 3]);
+    parts.push((PicturePart::Whole, whole));
+    parts
+}
+
+/// Columns and rows of the tiles of LFM2-VL: the grid with the nearest aspect ratio. Of equally
+/// near grids a larger one is better if the picture fills more than half of it.
+fn grid_of_aspect(picture: Size) -> Option<(u32, u32)> {
+    let aspect = f64::from(picture.width) / f64::from(picture.height);
+    let distance =
+        |(columns, rows): (u32, u32)| (aspect - f64::from(columns) / f64::from(rows)).abs();
+    let fills_half = |(columns, rows): (u32, u32)| {
+        let tiles = u64::from(columns * rows) * Size::square(ASPECT_SIDE.get()).pixels();
+        2 * picture.pixels() > tiles
+    };
+    let counts = 2..=MAX_ASPECT_TILES;
+    let grids = counts.flat_map(|count| {
+        (1..=count).filter(move |columns| count % columns == 0).map(move |c| (c, count / c))
+    });
+    grids.fold(None, |best: Option<(u32, u32)>, next| match best {
+        Some(best) if distance(best) < distance(next) => Some(best),
+        Some(best) if distance(best) == distance(next) && !fills_half(next) => Some(best),
+        _ => Some(next),
+    })
+}
+
 /// The size with a longer side of `edge` pixels. The shorter side is even.
 fn even_size(picture: Size, edge: NonZeroU32) -> Size {
     let aspect = picture.width as f32 / picture.height as f32;
@@ -205,6 +254,20 @@ mod tests {
         assert_eq!(best(60, 40), Some(Size::new(96, 96)), "it is not made smaller");
         assert_eq!(best(10, 400), Some(Size::new(48, 144)));
         assert_eq!(best_candidate(Size::new(1, 1), std::iter::empty()), None);
+    }
+
+    #[test]
+    fn tiles_of_lfm2_follow_the_aspect_ratio() {
+        let grid = |width, height| grid_of_aspect(Size::new(width, height));
+        assert_eq!(grid(1000, 700), Some((3, 2)));
+        assert_eq!(grid(700, 1300), Some((1, 2)));
+        // The larger grid of the same aspect ratio needs a picture that fills half of it.
+        assert_eq!([grid(1200, 600), grid(1600, 800)], [Some((2, 1)), Some((4, 2))]);
+        let sides = [1, 2, 511, 513, 65_535];
+        for (width, height) in sides.iter().flat_map(|&w| sides.map(|h| (w, h))) {
+            let (columns, rows) = grid(width, height).unwrap();
+            assert!((2..=MAX_ASPECT_TILES).contains(&(columns * rows)), "{width} {height}");
+        }
     }
 
     #[test]

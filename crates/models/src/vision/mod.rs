@@ -11,6 +11,7 @@ mod gemma4;
 mod glm4v;
 mod idefics3;
 mod internvl;
+mod lfm2;
 mod llama4;
 mod llava;
 mod minicpm46;
@@ -47,13 +48,14 @@ struct Entry {
 }
 
 /// All families.
-const TOWERS: [Entry; 15] = [
+const TOWERS: [Entry; 16] = [
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "gemma4uv", load: gemma4::load_unified },
     Entry { name: "gemma4v", load: gemma4::load },
     Entry { name: "glm4v", load: glm4v::load },
     Entry { name: "idefics3", load: idefics3::load },
     Entry { name: "internvl", load: internvl::load },
+    Entry { name: "lfm2", load: lfm2::load },
     Entry { name: "lightonocr", load: pixtral::load },
     Entry { name: "llama4", load: llama4::load },
     Entry { name: "minicpmv4_6", load: minicpm46::load },

@@ -14,6 +14,9 @@ pub(super) enum Resize {
     /// Bicubic with a = −0.75; the edges of both tables coincide, and the table continues beyond
     /// its edges with its outer values (`grid_sample`).
     Bicubic,
+    /// Bilinear; the edges of both tables coincide, and positions of a smaller table are means over
+    /// all positions that they cover (`antialias`).
+    Antialiased,
     /// The nearest position before, of as many positions as the table has in a side.
     Buckets,
     /// A table of columns and a table of rows, which do not change; a patch has the sum of both.
@@ -163,6 +166,19 @@ impl PositionTable {
         &self.rows[(y * self.side + x) * self.cols..][..self.cols]
     }
 
+    /// Positions under the triangle around the center of patch `at` of `of`. The triangle is as
+    /// wide as two patches, and at least as two positions.
+    fn covered(&self, at: usize, of: usize) -> Vec<(usize, f32)> {
+        let scale = self.side as f32 / of as f32;
+        let width = scale.max(1.0);
+        let center = (at as f32 + 0.5) * scale;
+        let first = (center - width + 0.5).max(0.0) as usize;
+        let end = ((center + width + 0.5) as usize).min(self.side);
+        let weight = |i: usize| (1.0 - ((i as f32 - center + 0.5) / width).abs()).max(0.0);
+        let sum: f32 = (first..end).map(weight).sum();
+        (first..end).map(|i| (i, weight(i) / sum)).collect()
+    }
+
     /// Positions of the table that patch `at` of `of` is made of, with their weights.
     fn taps(&self, at: usize, of: usize) -> Vec<(usize, f32)> {
         let last = self.side - 1;
@@ -170,6 +186,9 @@ impl PositionTable {
             let place = at as f32 / of as f32;
             let starts = (1..self.side).map(|i| (i as f64 / self.side as f64) as f32);
             return vec![(starts.take_while(|start| *start <= place).count(), 1.0)];
+        }
+        if self.resize == Resize::Antialiased {
+            return self.covered(at, of);
         }
         let exact = match self.resize {
             Resize::Bicubic => (at as f32 + 0.5) / of as f32 * self.side as f32 - 0.5,
@@ -194,5 +213,44 @@ fn cubic_weight(distance: f32) -> f32 {
         0.0..=1.0 => ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0,
         1.0..=2.0 => ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a,
         _ => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taps(side: usize, resize: Resize, at: usize, of: usize) -> Vec<(usize, f32)> {
+        let table = PositionTable { rows: Vec::new(), cols: 1, side, resize, class: None };
+        table.taps(at, of)
+    }
+
+    #[test]
+    fn positions_of_a_smaller_table_are_means_over_what_they_cover() {
+        // The weights of PyTorch's `antialias`.
+        let [full, part] = [0.75, 0.25].map(|weight| weight / 1.75);
+        let first = taps(6, Resize::Antialiased, 0, 3);
+        assert_eq!(first, [(0, full), (1, full), (2, part)]);
+        for (side, of) in [(6, 3), (27, 2), (8, 18), (5, 5), (1, 4)] {
+            for at in 0..of {
+                let all = taps(side, Resize::Antialiased, at, of);
+                let sum: f32 = all.iter().map(|(_, weight)| weight).sum();
+                assert!((sum - 1.0).abs() < 1e-6, "{side} {of} {at}");
+                assert!(all.iter().all(|(position, _)| *position < side), "{side} {of} {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn larger_tables_interpolate_between_two_positions() {
+        assert_eq!(taps(2, Resize::Antialiased, 1, 4), [(0, 0.75), (1, 0.25)]);
+        assert_eq!(taps(3, Resize::BilinearCorners, 1, 5), [(0, 0.5), (1, 0.5)]);
+    }
+
+    #[test]
+    fn buckets_take_the_position_at_or_before_a_patch() {
+        let bucket = |at, of| taps(70, Resize::Buckets, at, of)[0].0;
+        assert_eq!([0, 1, 4].map(|at| bucket(at, 5)), [0, 14, 56]);
+        assert_eq!([bucket(69, 70), bucket(3, 7), bucket(99, 100)], [69, 30, 69]);
     }
 }

@@ -48,6 +48,9 @@ enum Rule {
     ThreeByThree,
     /// The whole picture and up to nine tiles, all with the area of a square.
     TilesOfArea,
+    /// Tiles of 512 pixels and the whole picture, if the picture has more than twice the pixels of
+    /// this range of tokens.
+    TilesOfAspect(u32, u32),
 }
 
 /// Texts around the parts of a picture.
@@ -63,10 +66,13 @@ enum Texts {
     /// As [`Texts::Slices`], with one pair of `<slice>` tags around the tiles, and `<image>` tags
     /// around each.
     ImagesInSlice,
+    /// A text in front of all parts, and one behind them. With tiles, a text with row and column is
+    /// in front of each, and a text in front of the whole picture.
+    Thumbnail(&'static str, &'static str),
 }
 
 /// All families.
-const FAMILIES: [Family; 12] = [
+const FAMILIES: [Family; 13] = [
     Family {
         names: &["gemma3"],
         rule: Rule::Square([0; 3]),
@@ -96,6 +102,12 @@ const FAMILIES: [Family; 12] = [
         rule: Rule::TileCount,
         filter: Filter::Bicubic,
         texts: Texts::Around("<img>", "</img>"),
+    },
+    Family {
+        names: &["lfm2"],
+        rule: Rule::TilesOfAspect(64, 256),
+        filter: Filter::Bilinear,
+        texts: Texts::Thumbnail("<|image_start|>", "<|image_end|>"),
     },
     Family {
         names: &["lightonocr"],
@@ -188,6 +200,7 @@ enum SizeRule {
     TilesOfEdge { edge: NonZeroU32, side: NonZeroU32 },
     TilesOf { side: NonZeroU32, sizes: Vec<Size> },
     TilesOfArea { side: NonZeroU32, alignment: NonZeroU32 },
+    TilesOfAspect { alignment: NonZeroU32, range: PixelRange },
 }
 
 impl Preprocessing {
@@ -223,7 +236,7 @@ impl Preprocessing {
         let parts = self.rule.apply(picture, self.filter);
         let count = parts.len();
         let mut prompt = Vec::new();
-        if let Texts::Around(begin, _) = self.texts {
+        if let Texts::Around(begin, _) | Texts::Thumbnail(begin, _) = self.texts {
             prompt.push(PromptPart::Text(begin));
         }
         for (number, (part, picture)) in parts.into_iter().enumerate() {
@@ -234,7 +247,7 @@ impl Preprocessing {
             prompt.push(PromptPart::Picture(TowerPicture { width, height, planes }));
             prompt.push(PromptPart::Tokens(after));
         }
-        if let Texts::Around(_, end) = self.texts {
+        if let Texts::Around(_, end) | Texts::Thumbnail(_, end) = self.texts {
             prompt.push(PromptPart::Text(end));
         }
         prompt
@@ -250,6 +263,13 @@ impl Texts {
             matches!(part, PicturePart::Tile { column, columns, .. } if column == columns);
         match (self, part) {
             (Texts::Around(..), _) => [Vec::new(), Vec::new()],
+            (Texts::Thumbnail(..), PicturePart::Whole) if count == 1 => [Vec::new(), Vec::new()],
+            (Texts::Thumbnail(..), PicturePart::Whole) => {
+                [tokens(&["<|img_thumbnail|>"]), Vec::new()]
+            }
+            (Texts::Thumbnail(..), PicturePart::Tile { row, column, .. }) => {
+                [vec![format!("<|img_row_{row}_col_{column}|>")], Vec::new()]
+            }
             (Texts::Numbered, PicturePart::Whole) => {
                 [tokens(&[IDEFICS3_MARK, "<global-img>"]), tokens(&[IDEFICS3_MARK])]
             }
@@ -280,6 +300,22 @@ impl Texts {
     }
 }
 
+/// The file's range of pixels, or the one of a range of tokens.
+fn pixel_range(
+    keys: &Keys<'_>,
+    [min, max]: [u32; 2],
+    alignment: NonZeroU32,
+) -> Result<PixelRange, ModelError> {
+    let tokens = PixelRange::of_tokens(min, max, alignment);
+    let pixels = |key: &str, default: u64| -> Result<u64, ModelError> {
+        Ok(keys.opt_count(key)?.map_or(default, |pixels| pixels as u64))
+    };
+    Ok(PixelRange {
+        min: pixels("vision.image_min_pixels", tokens.min)?,
+        max: pixels("vision.image_max_pixels", tokens.max)?.max(1),
+    })
+}
+
 /// Token of Idefics 3 around each part.
 const IDEFICS3_MARK: &str = "<fake_token_around_image>";
 
@@ -301,15 +337,10 @@ impl SizeRule {
         Ok(match rule {
             Rule::Square(padding) => Self::Square { side: image_size()?, padding },
             Rule::Tokens(min, max) => {
-                let tokens = PixelRange::of_tokens(min, max, alignment);
-                let pixels = |key: &str, default: u64| -> Result<u64, ModelError> {
-                    Ok(keys.opt_count(key)?.map_or(default, |pixels| pixels as u64))
-                };
-                let range = PixelRange {
-                    min: pixels("vision.image_min_pixels", tokens.min)?,
-                    max: pixels("vision.image_max_pixels", tokens.max)?.max(1),
-                };
-                Self::Smart { alignment, range }
+                Self::Smart { alignment, range: pixel_range(keys, [min, max], alignment)? }
+            }
+            Rule::TilesOfAspect(min, max) => {
+                Self::TilesOfAspect { alignment, range: pixel_range(keys, [min, max], alignment)? }
             }
             Rule::LongestEdge => {
                 let edge = edge()?.map_or_else(image_size, Ok)?;
@@ -371,6 +402,9 @@ impl SizeRule {
             }
             Self::TilesOfArea { side, alignment } => {
                 tiles::whole_and_tiles_of_area(picture, side, alignment, filter)
+            }
+            Self::TilesOfAspect { alignment, range } => {
+                tiles::tiles_of_aspect(picture, alignment, range, filter)
             }
             Self::TilesOf { side, ref sizes } => {
                 tiles::tiles_and_whole(picture, side, filter, sizes.iter().copied())

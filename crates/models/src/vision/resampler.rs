@@ -45,7 +45,7 @@ impl Queries {
 
     /// Number of queries.
     fn count(&self) -> usize {
-        self.rows.len() / self.cols
+        self.rows.len() / self.cols.max(1)
     }
 
     /// Appends the rows of a picture: sines and cosines of the place of each patch, then queries.
@@ -113,11 +113,11 @@ impl Resampler {
         [n_embd, width]: [usize; 2],
         eps: f32,
     ) -> Result<Self, ModelError> {
-        if !width.is_multiple_of(HEAD_DIM) {
+        if width == 0 || !width.is_multiple_of(HEAD_DIM) {
             return Err(ModelError::TensorShape {
                 name: "resampler.query".into(),
                 found: vec![width],
-                expected: vec![width.div_ceil(HEAD_DIM) * HEAD_DIM],
+                expected: vec![width.div_ceil(HEAD_DIM).max(1) * HEAD_DIM],
             });
         }
         let heads = width / HEAD_DIM;
