@@ -15,6 +15,7 @@ mod lfm2;
 mod llama4;
 mod llava;
 mod minicpm46;
+mod paddleocr;
 mod patches;
 mod pixtral;
 mod position_table;
@@ -48,7 +49,7 @@ struct Entry {
 }
 
 /// All families.
-const TOWERS: [Entry; 16] = [
+const TOWERS: [Entry; 17] = [
     Entry { name: "gemma3", load: gemma3::load },
     Entry { name: "gemma4uv", load: gemma4::load_unified },
     Entry { name: "gemma4v", load: gemma4::load },
@@ -60,6 +61,7 @@ const TOWERS: [Entry; 16] = [
     Entry { name: "llama4", load: llama4::load },
     Entry { name: "minicpmv4_6", load: minicpm46::load },
     Entry { name: "mlp", load: llava::load },
+    Entry { name: "paddleocr", load: paddleocr::load },
     Entry { name: "pixtral", load: pixtral::load },
     Entry { name: "qwen2.5vl_merger", load: qwen_vl::load_2_5 },
     Entry { name: "qwen2vl_merger", load: qwen_vl::load_2 },

@@ -9,6 +9,8 @@ use crate::weights::Weights;
 pub(super) enum Resize {
     /// Pictures have the size of the table.
     Never,
+    /// Bilinear; the edges of both tables coincide.
+    Bilinear,
     /// Bilinear; the corners of both tables coincide (`align_corners`).
     BilinearCorners,
     /// Bicubic with a = −0.75; the edges of both tables coincide, and the table continues beyond
@@ -191,7 +193,9 @@ impl PositionTable {
             return self.covered(at, of);
         }
         let exact = match self.resize {
-            Resize::Bicubic => (at as f32 + 0.5) / of as f32 * self.side as f32 - 0.5,
+            Resize::Bilinear | Resize::Bicubic => {
+                (at as f32 + 0.5) / of as f32 * self.side as f32 - 0.5
+            }
             _ if of > 1 => at as f32 * (last as f32 / (of - 1) as f32),
             _ => 0.0,
         };
@@ -243,7 +247,10 @@ mod tests {
 
     #[test]
     fn larger_tables_interpolate_between_two_positions() {
-        assert_eq!(taps(2, Resize::Antialiased, 1, 4), [(0, 0.75), (1, 0.25)]);
+        for resize in [Resize::Bilinear, Resize::Antialiased] {
+            let near = taps(2, resize, 1, 4);
+            assert_eq!(near, [(0, 0.75), (1, 0.25)], "{resize:?}");
+        }
         assert_eq!(taps(3, Resize::BilinearCorners, 1, 5), [(0, 0.5), (1, 0.5)]);
     }
 
