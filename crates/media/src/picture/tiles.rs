@@ -251,7 +251,7 @@ mod tests {
             best_candidate(Size::new(width, height), candidates)
         };
         assert_eq!(best(140, 70), Some(Size::new(144, 96)));
-        assert_eq!(best(60, 40), Some(Size::new(96, 96)), "it is not made smaller");
+        assert_eq!(best(60, 40), Some(Size::new(96, 48)), "it is not made smaller");
         assert_eq!(best(10, 400), Some(Size::new(48, 144)));
         assert_eq!(best_candidate(Size::new(1, 1), std::iter::empty()), None);
     }
