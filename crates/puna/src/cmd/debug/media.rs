@@ -75,16 +75,11 @@ fn read_prompt(
             args.files.len()
         )));
     }
-    let encode = |text: &str, add_special| {
-        tokenizer.encode(text, EncodeOptions { add_special, parse_special: true })
-    };
+    let options = EncodeOptions { add_special: false, parse_special: true };
     let mut prompt = MediaPrompt::default();
-    // The tokens before every text, without those behind it.
-    prompt
-        .tokens
-        .extend(encode("", true).into_iter().take_while(|token| !tokenizer.is_eog(*token)));
+    prompt.tokens.extend(tokenizer.bos().filter(|_| tokenizer.add_bos()));
     for (number, text) in args.prompt.split(MARKER).enumerate() {
-        prompt.tokens.extend(encode(text, false));
+        prompt.tokens.extend(tokenizer.encode(text, options));
         let Some(path) = args.files.get(number) else { continue };
         let data = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         let picture = decode_picture(&data, &PictureLimits::default())
