@@ -14,6 +14,9 @@ const MIN_PROMPT_TIME: Duration = Duration::from_millis(25);
 /// Least share of prompts beside clients that only decode, relative to the time of one of these
 /// clients. Clients that decode many sequences cannot stop prompts.
 const MIN_PROMPT_SHARE: f64 = 0.25;
+/// Largest time that prompts save for a chunk, in steps of a client that only decodes. Prompts of
+/// small models do not wait for many steps.
+const MAX_SAVED_STEPS: f64 = 4.0;
 /// Smallest chunk of prompt rows in a step without decoding sequences. Shorter steps do not update
 /// the prefill rate.
 pub const MIN_PREFILL_CHUNK: usize = 64;
@@ -191,7 +194,7 @@ impl Scheduler {
                     // New prompts of other clients may use the time of a step in advance.
                     let advance = if share.has_new_clients { max } else { 0.0 };
                     let saved = self.prompt_credit + share.seconds + advance;
-                    if saved < self.min_prompt_seconds() {
+                    if saved < self.min_prompt_seconds().min(share.max_saved) {
                         return 0;
                     }
                     (saved.min(max), MIN_CHUNK)
@@ -218,7 +221,7 @@ impl Scheduler {
 
     /// Shortest time of a chunk of prompts beside decoding sequences, in seconds.
     fn min_prompt_seconds(&self) -> f64 {
-        let efficient = MIN_PREFILL_CHUNK as f64 / self.prefill_rate.max(1.0);
+        let efficient = MIN_PREFILL_CHUNK as f64 / self.prefill_rate;
         efficient.min(MIN_PROMPT_TIME.as_secs_f64())
     }
 
@@ -230,14 +233,14 @@ impl Scheduler {
         let decoding = rows.iter().filter(is_decoding).count();
         let all: usize = rows.iter().map(|row| row.rows).sum();
         let Some(share) = self.prompt_share(decoding).filter(|_| decoding > 0) else { return };
-        let spent = (all - decoding) as f64 / self.prefill_rate.max(1.0);
+        let spent = (all - decoding) as f64 / self.prefill_rate;
         let max = STEP_TARGET.as_secs_f64();
         self.prompt_credit = (self.prompt_credit + share.seconds - spent).clamp(-max, max);
     }
 
     /// Share of prompts in each step with `rows` decoding sequences, on average. A client that
     /// only decodes is at most as many times slower as there are clients. `None` if no client only
-    /// decodes, or if the time of steps is not known yet.
+    /// decodes, or if the times of steps and prompts are not known yet.
     fn prompt_share(&self, rows: usize) -> Option<PromptShare> {
         let mut decoding = HashMap::<u64, usize>::new();
         let mut prompting = HashSet::new();
@@ -251,10 +254,11 @@ impl Scheduler {
         let fewest = only_decodes.map(|(_, sequences)| *sequences).min()?;
         let only_prompts = prompting.iter().filter(|client| !decoding.contains_key(client)).count();
         let clients = (decoding.len() + only_prompts) as f64;
-        let alone = self.decode_cost.seconds(fewest)?;
+        let alone = self.decode_cost.seconds(fewest).filter(|_| self.prefill_rate > 0.0)?;
         let rest = clients * alone - self.decode_cost.seconds(rows)?;
         Some(PromptShare {
             seconds: rest.max(only_prompts as f64 * alone).max(MIN_PROMPT_SHARE * alone),
+            max_saved: MAX_SAVED_STEPS * alone,
             has_new_clients: only_prompts > 0,
         })
     }
@@ -264,6 +268,8 @@ impl Scheduler {
 struct PromptShare {
     /// Seconds for each step, on average.
     seconds: f64,
+    /// Largest number of seconds that prompts save for a chunk.
+    max_saved: f64,
     /// Whether a client has prompts and no decoding sequence.
     has_new_clients: bool,
 }
