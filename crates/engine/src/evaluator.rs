@@ -174,63 +174,8 @@ impl Evaluator {
         want: StepKind,
         inputs: &[SequenceInput<'_>],
     ) -> Result<Option<&[f32]>, EngineError> {
-        let info = &self.executor.info;
-        let each = info.n_ctx.div_ceil(PAGE_TOKENS);
-        let indices = |feed: &SequenceInput<'_>| {
-            let first = if info.causal { self.lengths[feed.sequence] } else { 0 };
-            first..first + feed.tokens.len()
-        };
-        let has_media = inputs.iter().any(|feed| !self.media[feed.sequence].is_empty());
-        let has_rows = inputs.iter().any(|feed| self.media[feed.sequence].is_in(&indices(feed)));
-        let mut input = StepInput::default();
-        for feed in inputs {
-            let indices = indices(feed);
-            let (cached_tokens, tokens) = (indices.start, indices.end);
-            if tokens > info.n_ctx {
-                return Err(EngineError::PromptTooLong { tokens, n_ctx: info.n_ctx });
-            }
-            let is_media = |at: usize| self.media[feed.sequence].is_in(&(at..at + 1));
-            let is_unknown = |&(at, &token): &(usize, &u32)| match token {
-                StepInput::NO_TOKEN => !is_media(at),
-                token => token as usize >= info.n_vocab || is_media(at),
-            };
-            if let Some((_, &token)) = indices.clone().zip(feed.tokens).find(is_unknown) {
-                return Err(EngineError::UnknownToken { token, n_vocab: info.n_vocab });
-            }
-            let first_row = input.tokens.len();
-            input.tokens.extend_from_slice(feed.tokens);
-            input.positions.extend(indices.clone().map(|p| p as u32));
-            if has_media {
-                self.add_media(feed.sequence, indices.clone(), has_rows, &mut input);
-            }
-            let rows = first_row as u32..input.tokens.len() as u32;
-            match feed.outputs {
-                Outputs::None => {}
-                Outputs::Last => input.outputs.extend(rows.last()),
-                Outputs::All => input.outputs.extend(rows),
-            }
-            let pages: Vec<u32> =
-                (feed.sequence * each..(feed.sequence + 1) * each).map(|p| p as u32).collect();
-            // All pages are kept, since the sequence may be truncated.
-            let window_pages = SegmentWindowPages { first: 0, pages: pages.clone() };
-            let (rows, state) = (feed.tokens.len(), feed.sequence as u32);
-            let encoder_tokens = self.encoder_tokens[feed.sequence];
-            let mut segment = Segment {
-                first_row,
-                rows,
-                cached_tokens,
-                pages,
-                window_pages,
-                encoder_tokens,
-                state,
-                ..Segment::default()
-            };
-            self.media[feed.sequence].add_spans(&indices, &mut segment);
-            input.segments.push(segment);
-        }
-        if input.tokens.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
+        let input = self.step_input(inputs)?;
+        let has_rows = !input.inputs.is_empty();
         let kind = match (want, has_rows) {
             (StepKind::Logits, true) => StepKind::MediaLogits,
             (_, true) => return Err(EngineError::NoMedia),
@@ -244,5 +189,78 @@ impl Evaluator {
             self.lengths[feed.sequence] += feed.tokens.len();
         }
         Ok(cols.map(|_| self.executor.backend.result()))
+    }
+
+    /// Indices of the tokens of an input in its sequence.
+    fn indices(&self, feed: &SequenceInput<'_>) -> Range<usize> {
+        let first = if self.executor.info.causal { self.lengths[feed.sequence] } else { 0 };
+        first..first + feed.tokens.len()
+    }
+
+    /// Checks that the tokens fit the context, are in the vocabulary, and are absent at media.
+    fn check_tokens(&self, feed: &SequenceInput<'_>) -> Result<(), EngineError> {
+        let (indices, n_ctx) = (self.indices(feed), self.executor.info.n_ctx);
+        let n_vocab = self.executor.info.n_vocab;
+        if indices.end > n_ctx {
+            return Err(EngineError::PromptTooLong { tokens: indices.end, n_ctx });
+        }
+        let is_media = |at: usize| self.media[feed.sequence].is_in(&(at..at + 1));
+        let is_unknown = |&(at, &token): &(usize, &u32)| match token {
+            StepInput::NO_TOKEN => !is_media(at),
+            token => token as usize >= n_vocab || is_media(at),
+        };
+        match indices.zip(feed.tokens).find(is_unknown) {
+            Some((_, &token)) => Err(EngineError::UnknownToken { token, n_vocab }),
+            None => Ok(()),
+        }
+    }
+
+    /// Input of a step. It has an input with rows of media if a sequence has some in the step.
+    fn step_input(&self, inputs: &[SequenceInput<'_>]) -> Result<StepInput, EngineError> {
+        let has_media = inputs.iter().any(|feed| !self.media[feed.sequence].is_empty());
+        let has_rows =
+            inputs.iter().any(|feed| self.media[feed.sequence].is_in(&self.indices(feed)));
+        let mut input = StepInput::default();
+        for feed in inputs {
+            self.check_tokens(feed)?;
+            let indices = self.indices(feed);
+            let first_row = input.tokens.len();
+            input.tokens.extend_from_slice(feed.tokens);
+            input.positions.extend(indices.clone().map(|p| p as u32));
+            if has_media {
+                self.add_media(feed.sequence, indices.clone(), has_rows, &mut input);
+            }
+            let rows = first_row as u32..input.tokens.len() as u32;
+            match feed.outputs {
+                Outputs::None => {}
+                Outputs::Last => input.outputs.extend(rows.last()),
+                Outputs::All => input.outputs.extend(rows),
+            }
+            input.segments.push(self.segment(feed.sequence, first_row, indices));
+        }
+        if input.tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        Ok(input)
+    }
+
+    /// Segment of a sequence for the tokens at these indices. All pages are kept, since the
+    /// sequence may be truncated.
+    fn segment(&self, sequence: usize, first_row: usize, indices: Range<usize>) -> Segment {
+        let each = self.executor.info.n_ctx.div_ceil(PAGE_TOKENS);
+        let pages: Vec<u32> =
+            (sequence * each..(sequence + 1) * each).map(|page| page as u32).collect();
+        let mut segment = Segment {
+            first_row,
+            rows: indices.len(),
+            cached_tokens: indices.start,
+            window_pages: SegmentWindowPages { first: 0, pages: pages.clone() },
+            pages,
+            encoder_tokens: self.encoder_tokens[sequence],
+            state: sequence as u32,
+            ..Segment::default()
+        };
+        self.media[sequence].add_spans(&indices, &mut segment);
+        segment
     }
 }
