@@ -121,15 +121,16 @@ def test_a_key_with_namespaces_leaves_disk_space_for_others(disk, tmp_path):
     home.mkdir()
     server = Puna(home, OLLAMA_MODELS=large / "models")
     try:
-        key = server.cli("key", "add", "eve", "--scope", "inference,models", "--namespace", "eve", check=True).stdout.strip()
-        assert wait_for(lambda: server.knows(key))
         server.cli("cp", "cria", "mine", check=True)
+        key = server.cli("key", "add", "eve", "--scope", "inference,models", "--namespace", "eve", check=True).stdout.strip()
+        everywhere = server.cli("key", "add", "ann", "--scope", "inference,models", check=True).stdout.strip()
+        assert wait_for(lambda: server.knows(key) and server.knows(everywhere))
         filler = fill(large, leave=255 << 20)
         body = b'{"model": "%s", "from": "cria", "system": "' + b"x" * (1 << 20) + b'", "stream": false}'
         create = lambda name, **headers: server.send("POST", "/api/create", body % name, headers=headers)[:2]
         status, said = create(b"eve/large", Authorization=f"Bearer {key}")
         assert status == 507 and b"not enough space" in said and b"bytes" not in said, (status, said)
-        assert server.cli("create", "large", "-f", "-", input=f"FROM cria\nSYSTEM {'x' * (1 << 20)}\n").returncode == 0
+        assert create(b"large", Authorization=f"Bearer {everywhere}")[0] == 200
         filler.unlink()
         assert create(b"eve/large", Authorization=f"Bearer {key}")[0] == 200
     finally:

@@ -64,7 +64,7 @@ pub(crate) async fn upload(
     sent?;
     match stored? {
         Ok(()) => Ok(StatusCode::CREATED.into_response()),
-        Err(error) => Err(space_error(&error).into()),
+        Err(error) => Err(space_error(&error, &Caller::current()).into()),
     }
 }
 
@@ -83,17 +83,16 @@ async fn reserve(
         check_free_space(store.free_bytes(), stated_length)?;
         Ok((reserved, stated_length))
     });
-    reserved.await?.map_err(|error: StoreError| space_error(&error))
+    reserved.await?.map_err(|error: StoreError| space_error(&error, &Caller::current()))
 }
 
-/// Error of an upload or of a new model. A caller with namespaces does not learn how much space the
-/// server has.
-pub(super) fn space_error(error: &StoreError) -> ApiError {
+/// Error of an upload or of a new model of a caller. A caller with namespaces does not learn how
+/// much space the server has.
+pub(super) fn space_error(error: &StoreError, caller: &Caller) -> ApiError {
     match error {
-        StoreError::NoSpace { .. } if Caller::current().is_confined() => ApiError::new(
-            507,
-            "not enough space on the server for this upload: ask its administrator to free some",
-        ),
+        StoreError::NoSpace { .. } if caller.is_confined() => {
+            ApiError::new(507, "not enough space on the server: ask its administrator to free some")
+        }
         error => store_error(error),
     }
 }

@@ -87,17 +87,17 @@ async fn create_or_pull(
     let request = Arc::new(request);
     let missing = match try_create(app, caller, &name, &request, to).await? {
         Err(error @ StoreError::NotFound(_)) => error,
-        made => return made.map_err(|e| create_failure(&e)),
+        made => return made.map_err(|e| create_failure(&e, caller)),
     };
     let from = request.from.as_deref().and_then(|from| ModelRef::parse(from).ok());
     let Some(from) = from.filter(|from| from.source == ModelSource::Any) else {
-        return Err(create_failure(&missing));
+        return Err(create_failure(&missing, caller));
     };
     if !caller.may(Action::Change, &from.name) {
         return Err(base_unavailable(&from.name));
     }
     transfer::pull_model(app, caller, &from, access, to).await?;
-    try_create(app, caller, &name, &request, to).await?.map_err(|e| create_failure(&e))
+    try_create(app, caller, &name, &request, to).await?.map_err(|e| create_failure(&e, caller))
 }
 
 /// Permits the use of uploaded files. A blob that the caller may not know of is answered like one
@@ -115,16 +115,16 @@ async fn check_blobs(
     if !caller.is_confined() || digests.is_empty() {
         return Ok(());
     }
-    let (caller, work) = (caller.clone(), app.clone());
+    let (owner, work) = (caller.clone(), app.clone());
     let checked = app.store(move |store| {
         for digest in digests {
-            if !work.uploaded_blobs().is_visible(store, &caller, &digest)? {
+            if !work.uploaded_blobs().is_visible(store, &owner, &digest)? {
                 return Err(StoreError::BlobMissing(digest));
             }
         }
         Ok(())
     });
-    checked.await?.map_err(|error| create_failure(&error))
+    checked.await?.map_err(|error| create_failure(&error, caller))
 }
 
 /// Error of a base model that the API key may not use, or may not pull because it is not stored.
@@ -273,7 +273,7 @@ pub(crate) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Resul
 
 /// Maps an error of the store: an impossible request is the client's error, a store that cannot be
 /// written is the server's.
-fn create_failure(error: &StoreError) -> ApiError {
+fn create_failure(error: &StoreError, caller: &Caller) -> ApiError {
     match error {
         StoreError::NotFound(name) => {
             ApiError::internal(format!("pull model manifest: {name}: file does not exist"))
@@ -281,7 +281,7 @@ fn create_failure(error: &StoreError) -> ApiError {
         StoreError::QuantizeSource | StoreError::QuantizeType(_) => {
             ApiError::bad_request(error.to_string())
         }
-        error => space_error(error),
+        error => space_error(error, caller),
     }
 }
 
