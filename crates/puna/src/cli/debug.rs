@@ -71,6 +71,23 @@ pub struct ScriptArgs {
     pub settings: SettingArgs,
 }
 
+/// Settings of the computation.
+#[derive(Args, Debug)]
+pub struct ComputeArgs {
+    /// Storage of keys
+    #[arg(long, default_value = "f16")]
+    pub cache_type_k: String,
+    /// Storage of values
+    #[arg(long, default_value = "f16")]
+    pub cache_type_v: String,
+    /// Kernel level
+    #[arg(long)]
+    pub kernels: Option<String>,
+    /// Threads
+    #[arg(long, value_parser = threads)]
+    pub threads: Option<usize>,
+}
+
 #[derive(Args, Debug)]
 pub struct LogitsArgs {
     /// The model
@@ -90,18 +107,8 @@ pub struct LogitsArgs {
     /// Context that long-rope factors assume
     #[arg(long, value_parser = context)]
     pub num_ctx: Option<usize>,
-    /// Storage of keys
-    #[arg(long, default_value = "f16")]
-    pub cache_type_k: String,
-    /// Storage of values
-    #[arg(long, default_value = "f16")]
-    pub cache_type_v: String,
-    /// Kernel level
-    #[arg(long)]
-    pub kernels: Option<String>,
-    /// Threads
-    #[arg(long, value_parser = threads)]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
     /// Backend that runs the model
     #[arg(long, default_value = "cpu")]
     pub backend: String,
@@ -130,18 +137,8 @@ pub struct MediaArgs {
     /// Context length
     #[arg(long, value_parser = context)]
     pub num_ctx: Option<usize>,
-    /// Storage of keys
-    #[arg(long, default_value = "f16")]
-    pub cache_type_k: String,
-    /// Storage of values
-    #[arg(long, default_value = "f16")]
-    pub cache_type_v: String,
-    /// Kernel level
-    #[arg(long)]
-    pub kernels: Option<String>,
-    /// Threads
-    #[arg(long, value_parser = threads)]
-    pub threads: Option<usize>,
+    #[command(flatten)]
+    pub compute: ComputeArgs,
     /// Write the pixels and rows of each picture to this folder, as input-N.npy and rows-N.npy
     #[arg(long, value_name = "FOLDER")]
     pub dump: Option<PathBuf>,

@@ -5,7 +5,7 @@ use puna_engine::{Outputs, SequenceInput};
 use puna_graph::KvType;
 use serde_json::{Value, json};
 
-use crate::cli::LogitsArgs;
+use crate::cli::{ComputeArgs, LogitsArgs};
 use crate::local::{Compute, ModelFile};
 use crate::{out, usage};
 
@@ -27,13 +27,8 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let copies = args.parallel.unwrap_or(1);
     let others = if args.parallel.is_some() { copies } else { 0 };
     let file = ModelFile::open(&args.model)?;
-    let compute = Compute {
-        cache_k: kv_type(&args.cache_type_k)?,
-        cache_v: kv_type(&args.cache_type_v)?,
-        num_ctx: args.num_ctx,
-        sequences: copies + others,
-        ..Compute::new(args.threads, args.kernels.clone())?
-    };
+    let compute =
+        Compute { num_ctx: args.num_ctx, sequences: copies + others, ..compute(&args.compute)? };
     let mut evaluator = compute.evaluator(&file)?;
     let info = evaluator.info().clone();
     if info.start.is_some() {
@@ -107,6 +102,15 @@ fn positions(text: &str, tokens: usize) -> Result<Vec<usize>> {
             })
             .collect(),
     }
+}
+
+/// Settings of the computation for one sequence.
+pub(super) fn compute(args: &ComputeArgs) -> Result<Compute> {
+    Ok(Compute {
+        cache_k: kv_type(&args.cache_type_k)?,
+        cache_v: kv_type(&args.cache_type_v)?,
+        ..Compute::new(args.threads, args.kernels.clone())?
+    })
 }
 
 pub fn kv_type(name: &str) -> Result<KvType> {

@@ -14,7 +14,7 @@ use puna_media::{PictureLimits, decode_picture};
 use puna_tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value, json};
 
-use super::logits::{kv_type, number};
+use super::logits::{compute, number};
 use crate::cli::MediaArgs;
 use crate::local::{Compute, ModelFile};
 use crate::{out, usage};
@@ -30,22 +30,16 @@ enum Chunk<'a> {
 
 pub fn run(args: &MediaArgs) -> Result<()> {
     let file = ModelFile::open(&args.model)?;
-    let compute = Compute {
-        cache_k: kv_type(&args.cache_type_k)?,
-        cache_v: kv_type(&args.cache_type_v)?,
-        num_ctx: args.num_ctx,
-        sequences: 2,
-        ..Compute::new(args.threads, args.kernels.clone())?
-    };
+    let settings = Compute { num_ctx: args.num_ctx, sequences: 2, ..compute(&args.compute)? };
     let projector = args.projector.as_ref().ok_or_else(|| {
         usage::error("the model has no vision tower: give its projector with --projector")
     })?;
     let projector_file = ModelFile::open(projector)?;
-    let mut projector = Projector::open(&projector_file.view, Box::new(compute.backend()?))
+    let mut projector = Projector::open(&projector_file.view, Box::new(settings.backend()?))
         .with_context(|| projector_file.display_name.clone())?;
     let tokenizer = Tokenizer::from_metadata(file.view.metadata())?;
     let prompt = read_prompt(args, &tokenizer, &projector)?;
-    let mut evaluator = compute.evaluator(&file)?;
+    let mut evaluator = settings.evaluator(&file)?;
     let rows = encode(&mut projector, &prompt.media)?;
     if let Some(folder) = &args.dump {
         dump(folder, &prompt.media, &rows)?;
