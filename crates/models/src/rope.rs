@@ -70,7 +70,7 @@ pub enum Sections {
     None,
     /// This many pairs of each axis, one axis after the other.
     Consecutive([usize; AXES]),
-    /// The axes alternate as long as they have pairs left; the remaining pairs are those of time.
+    /// The axes alternate as long as they have pairs left; the remaining pairs belong to time.
     Interleaved([usize; AXES]),
 }
 

@@ -343,6 +343,17 @@ pub(super) fn patch_embedding(
     w.reshaped_linear([&weight, &bias], &stored, [values, n_embd])
 }
 
+/// The matrices of [`mlp`]: the first takes `input` columns.
+pub(super) fn load_mlp(
+    w: &mut Weights<'_>,
+    [first, second]: [&str; 2],
+    input: usize,
+) -> Result<[Linear; 2], ModelError> {
+    let hidden = w.rows_of(&format!("{first}.weight"))?;
+    let width = w.rows_of(&format!("{second}.weight"))?;
+    Ok([w.linear(first, input, hidden)?, w.linear(second, hidden, width)?])
+}
+
 /// Two matrices with an activation between them.
 pub(super) fn mlp(
     g: &mut Graph,

@@ -8,7 +8,7 @@
 use puna_graph::{Activation, Graph};
 
 use super::LoadedTower;
-use super::encoder::{Encoder, EncoderSpec, FfnActivation, mlp};
+use super::encoder::{Encoder, EncoderSpec, FfnActivation, load_mlp, mlp};
 use super::patches::{ClassToken, PatchLayout};
 use super::position_table::{PositionTable, Resize};
 use crate::error::ModelError;
@@ -34,10 +34,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
         .without_class_bias(&Encoder::patch_bias(w, n_embd)?);
     let merged = layout.patches_per_token() * n_embd;
     let norm = w.norm("mm.model.mlp.0", merged, HEAD_EPS)?;
-    let hidden = w.rows_of("mm.model.mlp.1.weight")?;
-    let width = w.rows_of("mm.model.mlp.3.weight")?;
-    let first = w.linear("mm.model.mlp.1", merged, hidden)?;
-    let second = w.linear("mm.model.mlp.3", hidden, width)?;
+    let [first, second] = load_mlp(w, ["mm.model.mlp.1", "mm.model.mlp.3"], merged)?;
     let mut graph = Graph::new();
     let g = &mut graph;
     let x = encoder.forward(g, &[], |_, _, _| ());

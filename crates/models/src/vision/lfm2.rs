@@ -7,7 +7,7 @@
 
 use puna_graph::{Activation, Graph};
 
-use super::encoder::{Encoder, EncoderSpec, FfnActivation, mlp};
+use super::encoder::{Encoder, EncoderSpec, FfnActivation, load_mlp, mlp};
 use super::position_table::{PositionTable, Resize};
 use super::{LoadedTower, grid_layout};
 use crate::error::ModelError;
@@ -25,10 +25,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let positions = PositionTable::load(w, encoder.n_embd, &layout, Resize::Antialiased)?;
     let merged = layout.patches_per_token() * encoder.n_embd;
     let norm = NormKind::Layer(HEAD_EPS).load_opt(w, "mm.input_norm", &[merged])?;
-    let hidden = w.rows_of("mm.1.weight")?;
-    let width = w.rows_of("mm.2.weight")?;
-    let first = w.linear("mm.1", merged, hidden)?;
-    let second = w.linear("mm.2", hidden, width)?;
+    let [first, second] = load_mlp(w, ["mm.1", "mm.2"], merged)?;
     let mut graph = Graph::new();
     let g = &mut graph;
     let x = encoder.forward(g, &[], |_, _, _| ());

@@ -6,7 +6,7 @@
 use puna_graph::{Activation, Graph};
 
 use super::LoadedTower;
-use super::encoder::{Encoder, EncoderSpec, FfnActivation, mlp};
+use super::encoder::{Encoder, EncoderSpec, FfnActivation, load_mlp, mlp};
 use super::patches::{ClassToken, PatchLayout};
 use super::position_table::{PositionTable, Resize};
 use crate::error::ModelError;
@@ -26,10 +26,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let n_embd = encoder.n_embd;
     let positions = PositionTable::load(w, n_embd, &layout, Resize::Never)?
         .without_class_bias(&Encoder::patch_bias(w, n_embd)?);
-    let hidden = w.rows_of("mm.0.weight")?;
-    let width = w.rows_of("mm.2.weight")?;
-    let first = w.linear("mm.0", n_embd, hidden)?;
-    let second = w.linear("mm.2", hidden, width)?;
+    let [first, second] = load_mlp(w, ["mm.0", "mm.2"], n_embd)?;
     let mut graph = Graph::new();
     let g = &mut graph;
     let x = encoder.forward(g, &[], |_, _, _| ());

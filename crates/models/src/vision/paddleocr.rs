@@ -7,7 +7,7 @@
 
 use puna_graph::{Activation, Graph};
 
-use super::encoder::{Encoder, EncoderSpec, FfnActivation, head_count, mlp};
+use super::encoder::{Encoder, EncoderSpec, FfnActivation, head_count, load_mlp, mlp};
 use super::position_table::{PositionTable, Resize};
 use super::{LoadedTower, grid_layout, qwen_vl};
 use crate::error::ModelError;
@@ -28,10 +28,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
     let rope = w.rope(qwen_vl::rope(n_embd / head_count(keys, n_embd)?));
     let norm = w.norm("mm.input_norm", n_embd, HEAD_EPS)?;
     let merged = layout.patches_per_token() * n_embd;
-    let hidden = w.rows_of("mm.1.weight")?;
-    let width = w.rows_of("mm.2.weight")?;
-    let first = w.linear("mm.1", merged, hidden)?;
-    let second = w.linear("mm.2", hidden, width)?;
+    let [first, second] = load_mlp(w, ["mm.1", "mm.2"], merged)?;
     let mut graph = Graph::new();
     let g = &mut graph;
     let x = encoder.forward(g, &[(0, rope)], |_, _, _| ());

@@ -64,7 +64,7 @@ pub enum TowerInputError {
         /// Width and height that the tower takes.
         side: usize,
     },
-    /// The tower has no positions for so many patches in a side.
+    /// A side has more patches than the tower has positions for.
     #[error("a picture of {width}×{height} pixels: the model takes sides of at most {side}")]
     TooLarge {
         /// Width in pixels.

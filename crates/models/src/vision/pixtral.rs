@@ -8,7 +8,7 @@
 
 use puna_graph::{Activation, Graph, Linear, Norm, RopeKind};
 
-use super::encoder::{Encoder, EncoderSpec, FfnActivation, by_patch, mlp};
+use super::encoder::{Encoder, EncoderSpec, FfnActivation, by_patch, load_mlp, mlp};
 use super::rope::{COLUMN_AXIS, ROW_AXIS, two_axis_rope};
 use super::{LoadedTower, grid_layout};
 use crate::error::ModelError;
@@ -41,11 +41,8 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<LoadedTower, 
         }),
         false => None,
     };
-    let hidden = w.rows_of("mm.1.weight")?;
-    let width = w.rows_of("mm.2.weight")?;
-    let first = w.linear("mm.1", n_embd, hidden)?;
-    let second = w.linear("mm.2", hidden, width)?;
-    let row_end = w.numbers("v.token_embd.img_break", width)?;
+    let [first, second] = load_mlp(w, ["mm.1", "mm.2"], n_embd)?;
+    let row_end = w.numbers("v.token_embd.img_break", second.out)?;
     let mut graph = Graph::new();
     let g = &mut graph;
     let x = encoder.forward(g, &[(0, rope)], |_, _, _| ());
