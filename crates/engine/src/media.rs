@@ -5,13 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use puna_graph::{AXES, Segment, StepInput};
-
 use puna_models::TowerPicture;
 
 /// Token id of the rows of media in the steps of an [`crate::Evaluator`].
 pub const NO_TOKEN: u32 = StepInput::NO_TOKEN;
 
-/// How the rows of a medium take positions, and what they see.
+/// Number, positions and visibility of the rows of a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MediumLayout {
     /// Number of rows, each in the place of a token.
@@ -139,7 +138,7 @@ impl SequenceMedia {
         input.axis_positions.extend(indices.map(|index| self.axis_position(index)));
     }
 
-    /// Adds the rows at these indices to an input of a step of `width` columns: those of media, and
+    /// Adds the rows at these indices to an input of a step of `width` columns: rows of media, and
     /// zeros for tokens.
     pub fn add_rows(&self, indices: Range<usize>, width: usize, rows: &mut Vec<f32>) {
         let first = rows.len();
@@ -155,13 +154,13 @@ impl SequenceMedia {
     }
 
     /// Number of the first medium without rows that ends behind the first `computed` tokens.
-    fn first_missing(&self, computed: usize) -> Option<usize> {
+    pub fn first_missing(&self, computed: usize) -> Option<usize> {
         let is_missing = |medium: &PlacedMedium| medium.rows.is_none();
         self.0.iter().position(|medium| is_missing(medium) && medium.indices().end > computed)
     }
 
     /// Different pictures without rows that end behind the first `computed` tokens: the next one,
-    /// and those of its size behind it, at most as many as have `max_pixels` together.
+    /// and later ones of the same size, with at most `max_pixels` together.
     pub fn missing(&self, computed: usize, max_pixels: usize) -> Vec<(u128, Arc<TowerPicture>)> {
         let Some(first) = self.first_missing(computed) else { return Vec::new() };
         let mut found: Vec<(u128, Arc<TowerPicture>)> = Vec::new();

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use puna_graph::AdapterScales;
-use puna_models::UnmaskOrder;
+use puna_models::{TowerPicture, UnmaskOrder};
 use puna_sampler::{Grammar, Params};
 
 use crate::media::MediumLayout;
 use crate::speculate::{DraftStats, Speculation};
-use puna_models::TowerPicture;
 
 /// Number of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use puna_models::TowerPicture;
+
 use super::EngineLoop;
 use crate::error::EngineError;
 use crate::media::MediaNumbers;
@@ -9,7 +11,6 @@ use crate::media_cache::{MediaCache, MediumKey};
 use crate::projector::Projector;
 use crate::request::RequestId;
 use crate::scheduler::MissingMedia;
-use puna_models::TowerPicture;
 
 /// Largest number of pixels of the pictures that the tower reads together.
 const BATCH_PIXELS: usize = 1 << 20;

@@ -22,13 +22,12 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use puna_models::StepKind;
+use puna_models::{StepKind, TowerPicture};
 
 use crate::fair_shares::FairShares;
 use crate::kv::{PAGE_TOKENS, PagePool, SequencePages};
 use crate::media_cache::MediumKey;
 use crate::request::{CacheNamespace, RequestId};
-use puna_models::TowerPicture;
 
 use decode_cost::DecodeCost;
 
@@ -255,10 +254,10 @@ impl Scheduler {
         self.running.iter().find(|s| s.id == id)
     }
 
-    /// Pictures of one size that the prompt of a running sequence needs next, at most as many as
-    /// have `max_pixels` together. The client with the least prompt rows so far is first.
+    /// Pictures of one size that the prompt of a running sequence needs next, with at most
+    /// `max_pixels` together. The client with the least prompt rows so far is first.
     pub fn missing_media(&self, max_pixels: usize) -> Option<MissingMedia> {
-        let sequences = self.least_served(|s| !s.media.missing(s.computed, max_pixels).is_empty());
+        let sequences = self.least_served(|s| s.media.first_missing(s.computed).is_some());
         let s = *sequences.first()?;
         let pictures = s.media.missing(s.computed, max_pixels);
         Some(MissingMedia { id: s.id, namespace: s.cache_scope.namespace, pictures })

@@ -317,8 +317,8 @@ fn prompts_save_their_share_for_a_chunk_of_an_efficient_length() {
     // A chunk of 64 rows is efficient even if it takes 0.5 ms.
     let rows = prompt_rows(1, 3, (0.0005, 128_000.0), 10);
     assert!(rows.iter().all(|rows| *rows == 0 || (64..=128).contains(rows)), "{rows:?}");
-    // With 20 sequences of client 3, decoding takes 14.5 ms of 10 ms: their own prompts have a
-    // quarter of 5 ms, those of another client 5 ms.
+    // With 20 sequences of client 3, decoding takes 14.5 ms of 10 ms: its own prompts have a
+    // quarter of 5 ms, the prompts of another client 5 ms.
     let rows = |prompting| prompt_rows(20, prompting, (0.005, 1000.0), 200).iter().sum::<usize>();
     assert!((225..=275).contains(&rows(3)), "{}", rows(3));
     assert!((1050..=1150).contains(&rows(2)), "{}", rows(2));
